@@ -1,0 +1,46 @@
+"""What every section of the configuration shares: frozen, strict, and closed to unknown keys.
+
+Strict means that `true` is never 1 and "4" is never 4; a mistake stops at the first line of the run,
+not after an hour of it. The only conversion made is YAML's list to a tuple.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Config(BaseModel):
+    """A section of the configuration."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+
+PositiveInts = Annotated[tuple[Annotated[int, Field(gt=0)], ...], BeforeValidator(_as_tuple)]
+"""A non-empty-checked-by-the-owner list of counts; YAML's list is accepted."""
+
+Strings = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+"""A list of strings; YAML's list is accepted."""
+
+Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
+"""A list of integers; YAML's list is accepted."""
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+"""A share between 0 and 1."""
+
+Count = Annotated[int, Field(ge=1)]
+"""At least one."""
+
+Seconds = Annotated[float, Field(gt=0.0)]
+"""A time limit; zero would mean 'fail at once' and is refused."""

@@ -1,0 +1,78 @@
+"""Where prompts come from, and how they are rendered."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Config, Count
+
+
+class SourceConfig(Config):
+    """One source of prompts."""
+
+    name: str
+    """Metrics and graders are keyed by it."""
+    kind: Literal["sorting", "calculator", "reasoning_gym", "json", "parquet", "hub", "python"]
+    """`sorting` and `calculator` are generated here; `python` calls `path` as `module:function`."""
+    path: str | None = None
+    """File, hub name or import path; for reasoning_gym the dataset's name, for example gsm_symbolic."""
+    split: str = "train"
+    size: Count | None = None
+    """Rows to generate (generated kinds) or to keep (files)."""
+    seed: int = 0
+    """Of the generator; the order of rows has its own seed, `data.seed`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the generator."""
+    prompt_column: str = "prompt"
+    answer_column: str | None = "answer"
+    weight: Annotated[float, Field(gt=0.0)] = 1.0
+    """Share of the prompt batch, relative to the other sources."""
+    group_size: Count | None = None
+    """Responses per prompt of this source; rollout.group_size when left out."""
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> "SourceConfig":
+        if self.kind in ("reasoning_gym", "json", "parquet", "hub", "python") and self.path is None:
+            raise ValueError(f"source {self.name!r} is of kind {self.kind} and has no path; say where its rows are")
+        return self
+
+
+class DataConfig(Config):
+    """The training prompts."""
+
+    sources: tuple[SourceConfig, ...] | list[SourceConfig] = Field(min_length=1)
+    seed: int = 0
+    """Order of rows is a function of (this seed, epoch) alone."""
+    prompts_per_iteration: Count = 64
+    max_prompt_length: Count = 512
+    """In tokens, after the chat template."""
+    overlong_prompts: Literal["filter", "error", "truncate_left", "truncate_right"] = "filter"
+    chat_template: bool = False
+    """Render prompts as a user message through the tokenizer's chat template."""
+    system_prompt: str | None = None
+    curriculum: Literal["none", "skip_solved"] = "none"
+    """`skip_solved` leaves out prompts that were fully solved in their last visit; the state is checkpointed."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "DataConfig":
+        names = [source.name for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"sources are named {twice} more than once; every source needs a name of its own")
+        return self
+
+
+class ValidationConfig(Config):
+    """Scoring of held-out prompts."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Iterations between validations; 0 never, except before and after when `at_start` and `at_end` say so."""
+    at_start: bool = True
+    at_end: bool = True
+    sources: tuple[SourceConfig, ...] | list[SourceConfig] = ()
+    """Held-out sources; none turns validation off."""
+    num_prompts: Count = 64
+    samples_per_prompt: Count = 1
+    greedy: bool = True
+    """Score the greedy response too."""
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0

@@ -1,0 +1,114 @@
+"""Which network a role runs, and how it is laid out in memory."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Config, Count, Strings
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class ModelShape(Config):
+    """The numbers from which memory and arithmetic are estimated; also enough to build a fresh model."""
+
+    num_layers: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_heads: Count
+    num_kv_heads: Count | None = None
+    """Key/value heads; the same as `num_heads` when left out."""
+    vocab_size: Count
+    tied_embeddings: bool = True
+    """The output head is the embedding matrix."""
+    max_positions: Count = 2048
+    """Longest prompt + response the positions cover."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ModelShape":
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size} and num_heads {self.num_heads}; heads must divide the hidden size"
+            )
+        kv_heads = self.num_kv_heads or self.num_heads
+        if self.num_heads % kv_heads:
+            raise ValueError(f"num_kv_heads is {kv_heads}; it must divide num_heads ({self.num_heads})")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of a Llama-shaped decoder: embeddings, attention, gated MLP, two norms a layer, final norm."""
+        kv_width = (self.num_kv_heads or self.num_heads) * self.head_dim
+        attention = 2 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * kv_width
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return embeddings + self.num_layers * layer + self.hidden_size
+
+
+class LoraConfig(Config):
+    """Low-rank adapters through peft; the reference is then the actor with the adapter off."""
+
+    rank: Count = 16
+    alpha: Annotated[float, Field(gt=0.0)] = 32.0
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Anything above 0 makes recomputed log-probs differ from the update's, so 0 is advised."""
+    target_modules: Strings = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class ModelConfig(Config):
+    """A causal language model: a folder, a hub name, or `build: tiny` for one made here from `shape`."""
+
+    path: str | None = None
+    """Folder with config.json and safetensors, or a hub name. None with `build` makes a fresh model."""
+    build: Literal["tiny"] | None = None
+    """`tiny`: a Llama of `shape` with the character tokenizer, initialised from the run seed."""
+    gguf_file: str | None = None
+    """Name of a GGUF file inside `path`; transformers de-quantises it once into the run's cache."""
+    tokenizer_path: str | None = None
+    """Where the tokenizer lies when it is not in `path`."""
+    shape: ModelShape | None = None
+    """Needed by `build`, and by `plan` when no local config.json can be read."""
+    dtype: Dtype = "float32"
+    """Arithmetic of forward and backward; master weights stay float32 in training."""
+    trust_remote_code: Literal[False] = False
+    """Code shipped beside weights is never run; the key exists so that asking for it gets a clear answer."""
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: about a third more compute for far less memory."""
+    lora: LoraConfig | None = None
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> "ModelConfig":
+        if (self.path is None) == (self.build is None):
+            raise ValueError(f"path is {self.path!r} and build is {self.build!r}; give exactly one of them")
+        if self.build is not None and self.shape is None:
+            raise ValueError("build is 'tiny' but shape is missing; give model.shape the sizes to build")
+        return self
+
+
+class OptimizerConfig(Config):
+    """AdamW with a warm-up and one of three schedules."""
+
+    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | list[float] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    """Global norm to which gradients are clipped; a non-finite norm skips the step and is counted."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    total_steps: Count | None = None
+    """Optimizer steps over which `linear` and `cosine` decay."""
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> "OptimizerConfig":
+        if self.schedule != "constant" and self.total_steps is None:
+            raise ValueError(f"schedule is {self.schedule!r} but total_steps is missing; say over how many steps it decays")
+        if len(self.betas) != 2:
+            raise ValueError(f"betas has {len(self.betas)} numbers; AdamW takes two")
+        return self

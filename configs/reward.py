@@ -1,0 +1,73 @@
+"""Rewards: which graders score which source, with what weight, limit and policy."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Config, Count, Seconds, Strings
+from configs.model import ModelConfig
+
+
+class JudgeConfig(Config):
+    """A generative judge behind an OpenAI-compatible endpoint."""
+
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; keys never stand in a config."""
+    api_key_block: str | None = None
+    """Name of a Prefect Secret block that holds the key."""
+    prompt: str = "Question: {prompt}\nReference answer: {answer}\nResponse: {response}\nScore from 0 to 1:"
+    max_concurrency: Count = 8
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    max_tokens: Count = 8
+
+
+class GraderConfig(Config):
+    """One source of reward."""
+
+    name: str
+    kind: Literal["rule", "python", "model", "judge", "http", "sandbox"] = "rule"
+    function: str | None = None
+    """For `rule` a name in tasks/rewards/table.py; for `python` an import path `module:function`."""
+    weight: float = 1.0
+    sources: Strings = ()
+    """Data sources this grader scores; all of them when empty."""
+    is_group_wise: bool = False
+    """The function gets all responses to a prompt at once."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    model: ModelConfig | None = None
+    judge: JudgeConfig | None = None
+    url: str | None = None
+    timeout_seconds: Seconds = 30.0
+    on_failure: Literal["exclude", "retry", "stop"] = "exclude"
+    """A row whose grader raises, hangs or returns nonsense: leave it out of baselines and losses and count it,
+    try again up to `retries`, or end the run (resumable)."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    sandbox: Literal["bubblewrap", "unsafe"] = "bubblewrap"
+
+    @model_validator(mode="after")
+    def _kind_has_its_part(self) -> "GraderConfig":
+        needed = {"rule": "function", "python": "function", "model": "model", "judge": "judge", "http": "url"}
+        part = needed.get(self.kind)
+        if part is not None and getattr(self, part) is None:
+            raise ValueError(f"grader {self.name!r} is of kind {self.kind} and has no {part}")
+        return self
+
+
+class RewardConfig(Config):
+    """How responses are scored."""
+
+    graders: tuple[GraderConfig, ...] | list[GraderConfig] = Field(min_length=1)
+    processes: Count = 2
+    """Grader processes in each reward worker."""
+    clip: Annotated[float, Field(gt=0.0)] | None = None
+    """Scores are clipped to [-clip, clip]."""
+    normalise: bool = False
+    """Divide by the running standard deviation of scores; the state is checkpointed."""
+    truncated_score: float | None = None
+    """Score of a response cut at the length limit, in place of the graders'; graded as it is when None."""
+    stream: bool = True
+    """Score responses as they finish, while the rollout still decodes."""

@@ -1,0 +1,89 @@
+"""Sampling: the engine, the sampling distribution, and agent episodes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Config, Count, Fraction, Ints, Seconds, Strings
+from configs.pools import Bytes
+
+
+class SamplingConfig(Config):
+    """The distribution responses are drawn from; the trained log-probs are of exactly this one."""
+
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """0 is refused: greedy responses have no log-prob to train on."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """0 keeps the whole vocabulary."""
+    stop_token_ids: Ints = ()
+    """Besides the tokenizer's end-of-sequence id."""
+
+
+class ScriptedConfig(Config):
+    """The shipped scripted engine: given responses with given delays, no model."""
+
+    responses: dict[str, Any] = Field(default_factory=dict)
+    """`{"mode": "random" | "answer" | "fixed", ...}`; see resources/engines/scripted.py."""
+    seconds_per_token: Annotated[float, Field(ge=0.0)] = 0.0
+
+
+class ToolsConfig(Config):
+    """Multi-turn episodes with tools or an environment."""
+
+    functions: Strings = ()
+    """Import paths `module:function`; the schema comes from type hints and docstring."""
+    max_turns: Count = 4
+    max_tool_tokens: Count = 64
+    environment: str | None = None
+    """Import path of an environment with `reset` and `step`, or `reasoning_gym:NAME`."""
+
+
+class ServersConfig(Config):
+    """Engine replicas that take single requests (continuous batching) in place of one batch call."""
+
+    enabled: bool = False
+    openai_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Serve an OpenAI-compatible endpoint on loopback; 0 picks a free port."""
+    request_deadline_seconds: Seconds = 120.0
+    max_redispatches: Annotated[int, Field(ge=0)] = 2
+
+
+class RolloutConfig(Config):
+    """How responses are sampled."""
+
+    engine: Literal["vllm", "huggingface", "scripted"] = "vllm"
+    group_size: Count = 1
+    """Responses sampled for each prompt."""
+    max_response_length: Count = 256
+    sampling: SamplingConfig = SamplingConfig()
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the engine's weights; the model's when left out."""
+    max_running_sequences: Count = 256
+    gpu_memory_fraction: Fraction = 0.5
+    """Share of the accelerator's memory the engine may take (GPU)."""
+    kv_cache_bytes: Bytes | None = None
+    """KV cache of a CPU engine; 256 MiB when left out."""
+    num_gpu_blocks_override: Count | None = None
+    """KV-cache blocks, by number; for tests of preemption."""
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    """No graph capture; capture pays off on GPU only."""
+    max_model_length: Count | None = None
+    """Prompt + response; the sum of both limits when left out."""
+    seed_offset: int = 0
+    """Added to the run seed for sampling alone."""
+    weight_sync: Literal["auto", "in_process", "object_store", "process_group"] = "auto"
+    bucket_bytes: Bytes = 256 * 2**20
+    """Weights stream in buckets of at most this size, which bounds the memory of a sync."""
+    scripted: ScriptedConfig | None = None
+    tools: ToolsConfig | None = None
+    servers: ServersConfig = ServersConfig()
+    stuck_response_seconds: Seconds | None = None
+    """Deadline of one response; then it is dispatched elsewhere, then its group is dropped and counted."""
+
+    @model_validator(mode="after")
+    def _script_is_there(self) -> "RolloutConfig":
+        if (self.engine == "scripted") != (self.scripted is not None):
+            raise ValueError(f"engine is {self.engine!r} and scripted is {self.scripted}; the script goes with the scripted engine")
+        return self

@@ -1,0 +1,73 @@
+"""The whole configuration of a run, and the checks that span its sections."""
+
+from typing import Annotated, get_args
+
+from pydantic import Field, model_validator
+
+from configs.algorithm import AlgorithmConfig
+from configs.base import Config, Count
+from configs.data import DataConfig, ValidationConfig
+from configs.model import ModelConfig
+from configs.pools import PoolConfig, RoleConfig, RoleName
+from configs.reward import RewardConfig
+from configs.rollout import RolloutConfig
+from configs.training import (
+    CheckpointConfig,
+    CodeConfig,
+    CriticConfig,
+    DistillationConfig,
+    PrefectConfig,
+    RayConfig,
+    RecoveryConfig,
+    SftConfig,
+    TeacherConfig,
+    TelemetryConfig,
+    TrainedRoleConfig,
+)
+
+ROLE_NAMES: tuple[str, ...] = get_args(RoleName)
+
+
+class RunConfig(Config):
+    """One config says which model runs on which bundle, and everything else about a run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    """Lower-case letters, digits, dots and dashes; the run id is made from it."""
+    seed: int = 0
+    iterations: Count
+    run_dir: str = "runs"
+    """Folder that holds a folder per run."""
+    async_depth: Annotated[int, Field(ge=0)] = 0
+    """Iterations by which a rollout may run ahead of the update; 0 is synchronous and bit-exact on recovery."""
+    model: ModelConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig
+    actor: TrainedRoleConfig = TrainedRoleConfig()
+    critic: CriticConfig = CriticConfig()
+    teachers: tuple[TeacherConfig, ...] | list[TeacherConfig] = ()
+    distillation: DistillationConfig | None = None
+    sft: SftConfig | None = None
+    validation: ValidationConfig = ValidationConfig()
+    pools: dict[str, PoolConfig] = Field(min_length=1)
+    roles: dict[RoleName, RoleConfig] = Field(min_length=1)
+    recovery: RecoveryConfig = RecoveryConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    code: CodeConfig = CodeConfig()
+    prefect: PrefectConfig = PrefectConfig()
+    ray: RayConfig = RayConfig()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> "RunConfig":
+        # Cross-section rules live in one place, configs/rules.py, so that each says its reason once.
+        from configs.rules import check_rules
+
+        check_rules(self)
+        return self
+
+    @property
+    def rows_per_iteration(self) -> int:
+        """B = P * G."""
+        return self.data.prompts_per_iteration * self.rollout.group_size

@@ -1,0 +1,149 @@
+"""How the trained roles do their steps, and what the run keeps."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.base import Config, Count, Fraction, Seconds, Strings
+from configs.model import ModelConfig, OptimizerConfig
+
+
+class TrainedRoleConfig(Config):
+    """The actor's or the critic's optimizer step."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    micro_batch_size: Count = 8
+    """Sequences in one forward, when `micro_batch_tokens` is not given."""
+    micro_batch_tokens: Count | None = None
+    """Token budget of one forward; sequences are balanced by length across ranks."""
+    log_prob_chunk_tokens: Count = 1024
+    """Tokens whose logits exist at one time: [B, T, vocabulary] is never held whole."""
+    log_prob_micro_batch_size: Count | None = None
+    """Sequences in one forward without gradients; `micro_batch_size` when left out."""
+    fsdp: bool = True
+    """Shard weights over the data-parallel ranks (FSDP2) when there is more than one."""
+    offload: bool = False
+    """Keep weights and optimizer state in host memory while another role of the bundle works."""
+
+
+class CriticConfig(TrainedRoleConfig):
+    """The value model; the actor's architecture and start unless `model` says otherwise."""
+
+    model: ModelConfig | None = None
+    from_reward_model: bool = False
+    """Start trunk and head from the reward model at `model`."""
+
+
+class TeacherConfig(Config):
+    """One teacher of a distillation."""
+
+    name: str
+    model: ModelConfig
+    sources: Strings = ()
+    """Data sources routed to it; all when empty."""
+
+
+class DistillationConfig(Config):
+    """On-policy distillation."""
+
+    objective: Literal["reverse_kl_loss", "reverse_kl_reward", "forward_kl_top_k"] = "reverse_kl_reward"
+    top_k: Count = 32
+    coef: Annotated[float, Field(gt=0.0)] = 1.0
+    task_reward_weight: Annotated[float, Field(ge=0.0)] = 0.0
+
+
+class SftConfig(Config):
+    """A short supervised warm-up before PPO (flows/sft.py)."""
+
+    steps: Annotated[int, Field(ge=0)] = 0
+    batch_size: Count = 64
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
+    objective: Literal["causal_lm", "reward_model"] = "causal_lm"
+    """`reward_model` trains a scalar head from preference pairs."""
+
+
+class RecoveryConfig(Config):
+    """What happens when a process dies."""
+
+    enabled: bool = True
+    snapshot_every: Count = 1
+    """Iterations between snapshots in memory; bounds what is replayed."""
+    max_recoveries: Annotated[int, Field(ge=0)] = 8
+    """In the whole run; then it stops, resumable."""
+    backoff_seconds: Annotated[float, Field(ge=0.0)] = 1.0
+    allow_smaller: bool = False
+    """Go on with fewer ranks when no spare is left."""
+    call_deadline_seconds: Seconds = 1800.0
+    """Longest a worker call may take."""
+    stopped_after_seconds: Seconds = 10.0
+    """Without a heartbeat and without CPU time gained, a worker counts as stopped."""
+    on_nan_loss: Literal["skip", "stop"] = "skip"
+    max_nan_steps: Count = 10
+    prefect_outage_seconds: Seconds = 300.0
+    """How long the run waits for a Prefect server that went away."""
+
+
+class CheckpointConfig(Config):
+    """What is written to disk and kept."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between full checkpoints; 0 writes only the last one."""
+    keep: Annotated[int, Field(ge=-1)] = 2
+    """Newest ones kept; -1 keeps all, 0 is refused."""
+    keep_best: str | None = None
+    """Metric whose best checkpoint is kept besides."""
+    asynchronous: bool = True
+
+    def model_post_init(self, _context: object, /) -> None:
+        """0 would delete the only good checkpoint."""
+        if self.keep == 0:
+            raise ValueError("keep is 0, which would delete the only checkpoint; use -1 to keep all, or at least 1")
+
+
+class TelemetryConfig(Config):
+    """What is measured and where it shows."""
+
+    enabled: bool = True
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Loopback port of a Prometheus endpoint; none when left out."""
+    sinks: Strings = ()
+    """Of `tensorboard`, `wandb`, `mlflow`."""
+    samples_per_iteration: Annotated[int, Field(ge=0)] = 16
+    """Rows kept with text in samples/; -1 is not a value, use a large number for all."""
+
+
+class CodeConfig(Config):
+    """How our code and yours reach other nodes."""
+
+    ship: Literal["image", "working_dir"] = "image"
+    """`image`: every node has the same install (checked by hash); `working_dir`: Ray ships this folder."""
+    import_paths: Strings = ()
+    """Folders put on sys.path of every process, for user graders, losses and data."""
+
+
+class PrefectConfig(Config):
+    """The Prefect server."""
+
+    api_url: str | None = None
+    """A running server; without one an embedded server on SQLite is started on loopback."""
+    home: str | None = None
+    """Where the embedded server keeps its database; `~/.callsheet/prefect` when left out."""
+    start_timeout_seconds: Seconds = 120.0
+    prune_after_iterations: Count = 200
+    """Older iteration subflows lose their task rows beyond this many, which keeps UI and database usable."""
+
+
+class RayConfig(Config):
+    """The Ray cluster."""
+
+    address: str | None = None
+    """HOST:PORT of a running cluster; without one a local cluster is started."""
+    num_cpus: Count | None = None
+    """Logical CPUs of a local cluster; what the plan needs, at least the machine's, when left out."""
+    num_gpus: Annotated[int, Field(ge=0)] | None = None
+    object_store_bytes: Annotated[int, Field(ge=80_000_000)] = 512 * 2**20
+    placement_deadline_seconds: Seconds = 120.0
+    connect_deadline_seconds: Seconds = 20.0
+
+
+MemoryFraction = Fraction
