@@ -157,11 +157,15 @@ def _validate_column(name: str, value: Tensor, rows: int, total: Tensor | None) 
     if value.dtype != column.dtype:
         raise BatchError(f"column {name!r} is {value.dtype}; it should be {column.dtype}")
     if value.is_nested != (column.kind != "row"):
-        raise BatchError(f"column {name!r} is {'ragged' if value.is_nested else 'dense'}; it should be of kind {column.kind}")
+        raise BatchError(
+            f"column {name!r} is {'ragged' if value.is_nested else 'dense'}; it should be of kind {column.kind}"
+        )
     if _num_rows(value) != rows or (column.kind == "row" and value.dim() != 1):
         raise BatchError(f"column {name!r} has shape {tuple(value.shape)}; it should have {rows} rows")
     if column.kind == "token" and total is not None and not torch.equal(row_lengths(value), total):
-        raise BatchError(f"column {name!r} has row lengths {row_lengths(value).tolist()}; input_ids has {total.tolist()}")
+        raise BatchError(
+            f"column {name!r} has row lengths {row_lengths(value).tolist()}; input_ids has {total.tolist()}"
+        )
 
 
 def _num_rows(column: Tensor) -> int:
@@ -185,7 +189,9 @@ def _check_same_rows(first: Tensor, other: Tensor) -> None:
     if first.numel() != other.numel() or not torch.equal(first.sort().values, other.sort().values):
         missing = sorted(set(first.tolist()) - set(other.tolist()))[:8]
         extra = sorted(set(other.tolist()) - set(first.tolist()))[:8]
-        raise BatchError(f"row ids differ: missing {missing}, not asked for {extra}, {first.numel()} and {other.numel()} rows")
+        raise BatchError(
+            f"row ids differ: missing {missing}, not asked for {extra}, {first.numel()} and {other.numel()} rows"
+        )
 
 
 def _take(shard: TensorDictBase, positions: Tensor) -> TensorDict:

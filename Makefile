@@ -1,0 +1,38 @@
+# Every target does all it needs, on a fresh Debian machine with Python 3.11.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export RAY_USAGE_STATS_ENABLED = 0
+export DO_NOT_TRACK = 1
+
+.PHONY: setup setup-dev quickstart test lint bench bench-peers chaos soak clean-runs
+
+setup:
+	@PYTHON=$(PYTHON) ./requirements/install.sh cpu
+
+setup-dev:
+	@PYTHON=$(PYTHON) ./requirements/install.sh cpu dev
+
+quickstart: setup
+	$(BIN)/callsheet train quickstart
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: setup-dev
+	$(BIN)/python -m pytest tests -m "not gpu and not chaos"
+
+bench: setup-dev
+	$(BIN)/python -m benchmarks.all
+
+bench-peers: setup-dev
+	$(BIN)/python -m benchmarks.peers
+
+chaos: setup-dev
+	$(BIN)/python -m pytest tests/chaos -m chaos $(if $(SEED),--chaos-seed=$(SEED))
+
+soak: setup-dev
+	$(BIN)/python -m tests.chaos.soak $(if $(SEED),--seed=$(SEED))

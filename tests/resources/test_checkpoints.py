@@ -1,0 +1,113 @@
+"""Checkpoints: an interrupted save never counts, `latest` goes by number, retention never deletes the only good one."""
+
+from pathlib import Path
+
+import pytest
+
+from resources.checkpoints import CheckpointError, CheckpointStore, Manifest
+
+
+def manifest(iteration: int, **more: object) -> Manifest:
+    fields = {"policy_version": iteration, "data_position": {"epoch": 0, "start": 0}, "kl_coef": 0.0}
+    return Manifest(run_id="r", iteration=iteration, config_digest="d", metrics_bytes=0, **{**fields, **more})  # type: ignore[arg-type]
+
+
+def save(store: CheckpointStore, iteration: int, **more: object) -> None:
+    staging = store.begin(iteration)
+    (staging / "actor").mkdir()
+    (staging / "actor" / "rank-00000.safetensors").write_bytes(b"weights %d" % iteration)
+    store.commit(staging, manifest(iteration, **more))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def test_an_interrupted_save_is_not_a_checkpoint(store: CheckpointStore):
+    save(store, 10)
+    staging = store.begin(20)
+    (staging / "half").write_bytes(b"half")
+    latest, problems = store.latest()
+    assert latest is not None
+    assert latest.iteration == 10
+    assert problems == [f"{staging.name}: a save that was cut off"]
+
+
+def test_latest_goes_by_number_not_by_name(store: CheckpointStore):
+    for iteration in (9000, 1_000_000, 200):
+        save(store, iteration)
+    latest, _ = store.latest()
+    assert latest is not None
+    assert latest.iteration == 1_000_000
+
+
+@pytest.mark.parametrize(("keep", "left"), [(-1, [200, 9000, 10000]), (2, [9000, 10000]), (1, [10000])])
+def test_retention_keeps_the_newest(store: CheckpointStore, keep: int, left: list[int]):
+    for iteration in (9000, 10000, 200):
+        save(store, iteration)
+    store.prune(keep)
+    assert store.iterations() == left
+
+
+def test_keeping_none_is_refused(store: CheckpointStore):
+    with pytest.raises(ValueError, match="keep is 0"):
+        store.prune(0)
+
+
+def test_retention_counts_checkpoints_of_the_process_before(store: CheckpointStore):
+    for iteration in (10, 20, 30):
+        save(store, iteration)
+    again = CheckpointStore(store.folder)
+    save(again, 40)
+    again.prune(2)
+    assert again.iterations() == [30, 40]
+
+
+def test_a_damaged_file_is_noticed_and_the_older_checkpoint_is_taken(store: CheckpointStore):
+    save(store, 1)
+    save(store, 2)
+    (store.path_of(2) / "actor" / "rank-00000.safetensors").write_bytes(b"weights X")
+    latest, problems = store.latest()
+    assert latest is not None
+    assert latest.iteration == 1
+    assert problems == ["iteration-000002: actor/rank-00000.safetensors does not match its checksum"]
+
+
+def test_the_only_whole_checkpoint_is_never_pruned(store: CheckpointStore):
+    save(store, 1)
+    save(store, 2)
+    (store.path_of(2) / "actor" / "rank-00000.safetensors").unlink()
+    store.prune(1)
+    assert 1 in store.iterations()
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(store: CheckpointStore):
+    for iteration, accuracy in ((1, 0.2), (2, 0.9), (3, 0.4), (4, 0.5)):
+        save(store, iteration, metrics={"validation/accuracy": accuracy})
+    best = store.best("validation/accuracy")
+    assert best == 2
+    store.prune(1, {best})
+    assert store.iterations() == [2, 4]
+
+
+def test_a_checkpoint_of_iteration_zero_is_a_checkpoint(store: CheckpointStore):
+    save(store, 0)
+    latest, _ = store.latest()
+    assert latest is not None
+    assert latest.iteration == 0
+
+
+def test_an_unknown_format_is_refused(store: CheckpointStore):
+    save(store, 1)
+    path = store.path_of(1) / "manifest.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(CheckpointError, match="format 99; this version reads 1"):
+        store.read(1)
+
+
+def test_publishing_an_iteration_twice_keeps_the_first(store: CheckpointStore):
+    save(store, 1)
+    save(store, 1)
+    assert store.iterations() == [1]
+    assert not list(store.folder.glob(".writing-*"))
