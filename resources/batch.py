@@ -133,20 +133,21 @@ def join_columns(shards: Sequence[TensorDictBase]) -> TensorDict:
     for shard in shards:
         _check_same_rows(first, shard["row_ids"])
         part = select_rows(shard, first)
-        for name in part.keys():
+        for name, column in part.items():
             if name in joined and name not in ("row_ids", "group_ids"):
                 raise BatchError(f"column {name!r} comes from two shards; a column has one writer")
-            joined[name] = part.get(name)
+            joined[name] = column
     return make_shard(joined)
 
 
 def validate(shard: TensorDictBase, required: Iterable[str]) -> None:
     """Raise BatchError naming the first wrong key: missing, of another dtype or shape, or not aligned with the tokens."""
+    present = set(shard.keys())
     for name in required:
-        if name not in shard.keys():
-            raise BatchError(f"column {name!r} is missing; the batch has {sorted(shard.keys())}")
-    total = row_lengths(shard.get("input_ids")) if "input_ids" in shard.keys() else None
-    for name in sorted(shard.keys()):
+        if name not in present:
+            raise BatchError(f"column {name!r} is missing; the batch has {sorted(present)}")
+    total = row_lengths(shard.get("input_ids")) if "input_ids" in present else None
+    for name in sorted(present):
         _validate_column(name, shard.get(name), int(shard.batch_size[0]), total)
 
 
@@ -196,7 +197,7 @@ def _check_same_rows(first: Tensor, other: Tensor) -> None:
 
 def _take(shard: TensorDictBase, positions: Tensor) -> TensorDict:
     return TensorDict(
-        {name: _take_column(shard.get(name), positions) for name in shard.keys()}, batch_size=[positions.numel()]
+        {name: _take_column(column, positions) for name, column in shard.items()}, batch_size=[positions.numel()]
     )
 
 

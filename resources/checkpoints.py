@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class CheckpointStore:
         return staging
 
     def commit(self, staging: Path, manifest: Manifest) -> Path:
-        """Checksum and fsync all of `staging`, then publish it by a rename. Publishing an iteration twice is harmless.
+        """Checksum and fsync all of `staging`, then publish it by a rename. Publishing twice is harmless.
 
         Raises OSError (a full disk, say) with nothing published and the older checkpoints untouched.
         """
@@ -124,7 +124,7 @@ class CheckpointStore:
                 problems.append(str(error))
         return None, problems
 
-    def prune(self, keep: int, keep_also: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
+    def prune(self, keep: int, keep_also: Collection[int] = ()) -> list[int]:
         """Remove all but the newest `keep` checkpoints (-1: all stay) and those of `keep_also`; returns what went.
 
         The newest whole checkpoint always stays.
@@ -134,7 +134,7 @@ class CheckpointStore:
         if keep == -1:
             return []
         newest, _ = self.latest()
-        stay = set(self.iterations()[-keep:]) | keep_also | ({newest.iteration} if newest else set())
+        stay = set(self.iterations()[-keep:]) | set(keep_also) | ({newest.iteration} if newest else set())
         gone = [iteration for iteration in self.iterations() if iteration not in stay]
         for iteration in gone:
             # Renamed first: a half-removed folder must never look like a checkpoint.

@@ -1,4 +1,4 @@
-"""Tensors of one role on disk: a safetensors file a rank, and a JSON index that says which box of which tensor it holds.
+"""Tensors of one role on disk: a safetensors file a rank, and a JSON index of which box of which tensor it holds.
 
 Because every stored box carries its place in the whole tensor, a role saved by four ranks loads into two, or
 into one process, or into another sharding. Nothing here can run code: safetensors holds bytes, the index is JSON.
@@ -114,7 +114,7 @@ def _fill(name: str, tensor: Tensor, pieces: Sequence[tuple[Path, Box, tuple[int
             if part is None:
                 continue
             with safe_open(path, framework="pt") as file:
-                piece = file.get_tensor(name)[stored_box.slices_of(part)] if whole else file.get_tensor(name)
+                piece = file.get_slice(name)[stored_box.slices_of(part)] if whole else file.get_tensor(name)
             local[box.slices_of(part)].copy_(piece)
             covered += piece.numel()
     if covered < local.numel():

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Iterator[Path]:
+def run_dir(tmp_path: Path) -> Path:
     """A folder for runs, away from the user's."""
     folder = tmp_path / "runs"
     folder.mkdir()
-    yield folder
+    return folder
 
 
 @pytest.fixture

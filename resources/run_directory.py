@@ -1,0 +1,156 @@
+"""The folder of a run: what a person reads afterwards, and what a resume starts from.
+
+RUNS/RUN_ID/config.yaml     resolved config        metrics.jsonl   one line an iteration
+            spans.jsonl     one line a task        events.jsonl    faults, recoveries, saves
+            samples/        rows with text         checkpoints/    see checkpoints.py
+            logs/           a file a worker        lock            held by the process that runs it
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class RunDirectoryError(ValueError):
+    """A run folder that exists, is missing, or is in use."""
+
+
+class RunDirectory:
+    """One run's folder. `metrics.jsonl` grows by whole lines only, and can be cut back to a committed length."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object an iteration."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def spans(self) -> Path:
+        """One JSON object a task."""
+        return self.path / "spans.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """One JSON object a fault, recovery or save."""
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """See resources/checkpoints.py."""
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        """One parquet file an iteration."""
+        return self.path / "samples"
+
+    @property
+    def logs(self) -> Path:
+        """One file a worker."""
+        return self.path / "logs"
+
+    @classmethod
+    def create(cls, runs: Path, name: str) -> "RunDirectory":
+        """A new folder RUNS/NAME, locked by this process.
+
+
+        Raises RunDirectoryError when it exists, OSError when the disk says no.
+        """
+        path = runs / name
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError as error:
+            raise RunDirectoryError(
+                f"{path} exists; resume it (callsheet resume {path}), or give the new run another name (--set name=...)"
+            ) from error
+        run = cls(path)
+        for folder in (run.samples, run.logs):
+            folder.mkdir()
+        run.acquire()
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """An existing run. Raises RunDirectoryError when there is none."""
+        if not (path / "config.yaml").is_file():
+            raise RunDirectoryError(f"{path} is no run folder: it has no config.yaml")
+        return cls(path)
+
+    def acquire(self) -> None:
+        """Hold the run's lock until `release` or the end of the process; raises RunDirectoryError when another does."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 32).decode().strip()
+            os.close(descriptor)
+            raise RunDirectoryError(
+                f"{self.path} is in use by process {holder}; wait for it or end it first"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        self._lock = descriptor
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Store the resolved config."""
+        (self.path / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+
+    def append(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Add one JSON line and have it on the disk before returning."""
+        with path.open("a") as file:
+            file.write(json.dumps(record, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Record that something happened, with the time of day."""
+        self.append(self.events, {"time": datetime.now(UTC).isoformat(), "kind": kind, **facts})
+
+    def cut(self, path: Path, length: int) -> None:
+        """Shorten a file of lines to a committed length; a file that is shorter or absent stays."""
+        if path.exists() and path.stat().st_size > length:
+            with path.open("r+b") as file:
+                file.truncate(length)
+                os.fsync(file.fileno())
+
+    def cut_after(self, path: Path, iteration: int) -> None:
+        """Keep the lines of a file whose `iteration` is below `iteration`, and drop a torn last line."""
+        if not path.exists():
+            return
+        kept = [json.dumps(line, sort_keys=True) for line in read_lines(path) if line.get("iteration", -1) < iteration]
+        aside = path.with_suffix(".tmp")
+        aside.write_text("".join(line + "\n" for line in kept))
+        os.replace(aside, path)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines; a torn last line is left out."""
+    if not path.exists():
+        return
+    for line in path.read_text().split("\n"):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return

@@ -1,0 +1,53 @@
+"""The run folder: never overwritten, never run twice at once, and cut back to what was committed."""
+
+from pathlib import Path
+
+import pytest
+
+from resources.run_directory import RunDirectory, RunDirectoryError, read_lines
+
+
+def test_an_existing_run_is_refused_with_the_way_out(run_dir: Path):
+    RunDirectory.create(run_dir, "demo").release()
+    with pytest.raises(RunDirectoryError, match="callsheet resume"):
+        RunDirectory.create(run_dir, "demo")
+
+
+def test_a_run_in_use_cannot_be_acquired_again(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    with pytest.raises(RunDirectoryError, match="in use by process"):
+        RunDirectory(run.path).acquire()
+    run.release()
+    RunDirectory(run.path).acquire()
+
+
+def test_a_folder_without_a_config_is_no_run(tmp_path: Path):
+    with pytest.raises(RunDirectoryError, match=r"no config\.yaml"):
+        RunDirectory.open(tmp_path)
+
+
+def test_cutting_to_a_committed_length_leaves_whole_lines(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    run.append(run.metrics, {"iteration": 0})
+    committed = run.metrics.stat().st_size
+    run.append(run.metrics, {"iteration": 1})
+    run.cut(run.metrics, committed)
+    assert [line["iteration"] for line in read_lines(run.metrics)] == [0]
+
+
+def test_a_torn_last_line_is_left_out(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    run.append(run.spans, {"iteration": 0, "task": "rollout"})
+    with run.spans.open("a") as file:
+        file.write('{"iteration": 1, "ta')
+    assert [line["iteration"] for line in read_lines(run.spans)] == [0]
+    run.cut_after(run.spans, 1)
+    assert run.spans.read_text().count("\n") == 1
+
+
+def test_lines_of_an_open_iteration_are_cut(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    for iteration in (0, 1, 2):
+        run.append(run.spans, {"iteration": iteration})
+    run.cut_after(run.spans, 2)
+    assert [line["iteration"] for line in read_lines(run.spans)] == [0, 1]
