@@ -1,16 +1,13 @@
 """The algorithm: naming it picks vetted settings (see `configs/algorithm_defaults.py`), every knob may be overridden."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from configs.algorithm_defaults import DEFAULTS, Aggregation, AlgorithmName, KlEstimator, KlPlace, ResolvedAlgorithm
 from configs.base import Config, Count, Fraction
 
-AlgorithmName = Literal[
-    "ppo", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "dapo", "gspo", "cispo",
-    "gpg", "opo", "sapo", "clip_cov", "kl_cov", "gmpo", "pass_at_k", "decoupled_ppo", "distillation",
-]  # fmt: skip
-Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+T = TypeVar("T")
 
 
 class KlConfig(Config):
@@ -18,9 +15,10 @@ class KlConfig(Config):
 
     coef: Annotated[float, Field(ge=0.0)] = 0.0
     """0 turns the reference role off altogether."""
-    place: Literal["reward", "loss"] = "reward"
-    """Subtracted from the token rewards (PPO) or added to the loss (GRPO)."""
-    estimator: Literal["k1", "k2", "k3", "k1-straight-through", "k3-straight-through"] = "k1"
+    place: KlPlace | None = None
+    """`reward`: subtracted from the token rewards (PPO); `loss`: added to the loss (GRPO). None: as the paper has it."""
+    estimator: KlEstimator | None = None
+    """None: as the paper of `algorithm.name` has it."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: Annotated[float, Field(gt=0.0)] = 6.0
     """KL per sequence that the adaptive controller steers to."""
@@ -33,15 +31,28 @@ class KlConfig(Config):
 class CorrectionConfig(Config):
     """Correction between the distribution sampled by the engine and the one trained on."""
 
-    mode: Literal["off", "token-truncate", "sequence-truncate", "geometric-truncate", "icepop", "reject-k1", "reject-k2", "reject-k3"] = "off"
+    mode: Literal[
+        "off", "token-truncate", "sequence-truncate", "geometric-truncate", "icepop", "reject-k1", "reject-k2", "reject-k3"
+    ] = "off"  # fmt: skip
     lower: Annotated[float, Field(ge=0.0)] = 0.0
+    """Smallest weight kept (icepop) or smallest statistic kept (reject)."""
     upper: Annotated[float, Field(gt=0.0)] = 2.0
+    """Largest weight (truncate, icepop) or largest statistic kept (reject)."""
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> "CorrectionConfig":
+        if self.lower >= self.upper:
+            raise ValueError(
+                f"lower is {self.lower} and upper {self.upper}; nothing lies between them: lower must be smaller"
+            )
+        return self
 
 
 class DynamicSamplingConfig(Config):
     """DAPO: groups whose scores are all equal carry no signal; sample again until the batch is full."""
 
-    enabled: bool = False
+    enabled: bool | None = None
+    """None: on for `dapo`, off for the others."""
     max_rounds: Count = 5
     """Rounds of refill in one iteration; the run ends with a message when none brought any signal."""
 
@@ -56,24 +67,28 @@ class OverlongConfig(Config):
     @model_validator(mode="after")
     def _buffer_fits(self) -> "OverlongConfig":
         if self.buffer > self.max_length:
-            raise ValueError(f"buffer is {self.buffer} and max_length {self.max_length}; the buffer lies inside the maximum")
+            raise ValueError(
+                f"buffer is {self.buffer} and max_length {self.max_length}; the buffer lies inside the maximum"
+            )
         return self
 
 
 class AlgorithmConfig(Config):
-    """Knobs of the estimator and of the loss; None means 'the vetted value of `name`'."""
+    """Knobs of the estimator and of the loss; None means 'the vetted value of `name`' (see `resolved`)."""
 
     name: AlgorithmName = "ppo"
     gamma: Fraction = 1.0
     gae_lambda: Fraction = 0.95
     whiten_advantages: bool | None = None
+    """Mean 0 and deviation 1 over the response tokens of the whole batch."""
     scale_by_std: bool | None = None
     """GRPO divides by the group's standard deviation; Dr.GRPO does not."""
     clip_ratio_low: Annotated[float, Field(gt=0.0)] | None = None
     clip_ratio_high: Annotated[float, Field(gt=0.0)] | None = None
     clip_ratio_dual: Annotated[float, Field(gt=1.0)] | None = None
-    """Dual clip for negative advantages; off when None in the vetted defaults too."""
+    """Dual clip for negative advantages; off when left out."""
     value_clip: Annotated[float, Field(gt=0.0)] | None = 0.2
+    """Largest move of a value in one iteration; null turns it off."""
     entropy_coef: Annotated[float, Field(ge=0.0)] = 0.0
     aggregation: Aggregation | None = None
     kl: KlConfig = KlConfig()
@@ -89,9 +104,17 @@ class AlgorithmConfig(Config):
     overlong: OverlongConfig | None = None
     pass_k: Count = 2
     """k of the pass@k advantage."""
-    covariance_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.0002
+    covariance_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of tokens that clip-cov and kl-cov act on."""
+    covariance_lower: float = 1.0
+    """clip-cov picks among tokens whose covariance is at least this ..."""
+    covariance_upper: float = 5.0
+    """... and at most this."""
     covariance_kl_coef: Annotated[float, Field(gt=0.0)] = 1.0
+    soft_temperature_positive: Annotated[float, Field(gt=0.0)] = 1.0
+    """Steepness of SAPO's gate where the advantage is positive ..."""
+    soft_temperature_negative: Annotated[float, Field(gt=0.0)] = 1.05
+    """... and where it is negative."""
     advantage: str | None = None
     """Import path `module:function` of an estimator of your own, in place of the one `name` picks."""
     loss: str | None = None
@@ -111,3 +134,40 @@ class AlgorithmConfig(Config):
     def is_group_relative(self) -> bool:
         """Baselines over siblings need at least two responses a prompt."""
         return self.name not in ("ppo", "decoupled_ppo", "reinforce_plus_plus", "remax", "distillation")
+
+    def resolved(self) -> ResolvedAlgorithm:
+        """Every knob decided: the user's value where there is one, else the vetted value of `name`."""
+        vetted = DEFAULTS[self.name]
+        return ResolvedAlgorithm(
+            name=self.name,
+            estimator=vetted.estimator,
+            objective=vetted.objective,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            whiten_advantages=_first(self.whiten_advantages, vetted.whiten_advantages),
+            scale_by_std=_first(self.scale_by_std, vetted.scale_by_std),
+            clip_ratio_low=_first(self.clip_ratio_low, vetted.clip_ratio_low),
+            clip_ratio_high=_first(self.clip_ratio_high, vetted.clip_ratio_high),
+            clip_ratio_dual=_first(self.clip_ratio_dual, vetted.clip_ratio_dual),
+            value_clip=self.value_clip,
+            entropy_coef=self.entropy_coef,
+            aggregation=_first(self.aggregation, vetted.aggregation),
+            kl_coef=self.kl.coef,
+            kl_place=_first(self.kl.place, vetted.kl_place),
+            kl_estimator=_first(self.kl.estimator, vetted.kl_estimator),
+            dynamic_sampling=_first(self.dynamic_sampling.enabled, vetted.dynamic_sampling),
+            pass_k=self.pass_k,
+            covariance_fraction=_first(self.covariance_fraction, vetted.covariance_fraction),
+            covariance_lower=self.covariance_lower,
+            covariance_upper=self.covariance_upper,
+            covariance_kl_coef=self.covariance_kl_coef,
+            soft_temperature_positive=self.soft_temperature_positive,
+            soft_temperature_negative=self.soft_temperature_negative,
+            needs_critic=self.needs_critic,
+            needs_reference=self.needs_reference,
+            is_group_relative=self.is_group_relative,
+        )
+
+
+def _first(own: T | None, vetted: T) -> T:
+    return vetted if own is None else own

@@ -4,7 +4,7 @@ Strict means that `true` is never 1 and "4" is never 4; a mistake stops at the f
 not after an hour of it. The only conversion made is YAML's list to a tuple.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -27,14 +27,17 @@ class Config(BaseModel):
     )
 
 
-PositiveInts = Annotated[tuple[Annotated[int, Field(gt=0)], ...], BeforeValidator(_as_tuple)]
-"""A non-empty-checked-by-the-owner list of counts; YAML's list is accepted."""
+T = TypeVar("T")
 
-Strings = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
-"""A list of strings; YAML's list is accepted."""
+Items = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+"""A sequence that cannot change; YAML's list is accepted."""
 
-Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
-"""A list of integers; YAML's list is accepted."""
+PositiveInts = Items[Annotated[int, Field(gt=0)]]
+"""Counts; that there is one at all is checked by the owner."""
+
+Strings = Items[str]
+
+Ints = Items[int]
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 """A share between 0 and 1."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count
+from configs.base import Config, Count, Items
 
 
 class SourceConfig(Config):
@@ -40,7 +40,7 @@ class SourceConfig(Config):
 class DataConfig(Config):
     """The training prompts."""
 
-    sources: tuple[SourceConfig, ...] | list[SourceConfig] = Field(min_length=1)
+    sources: Items[SourceConfig] = Field(min_length=1)
     seed: int = 0
     """Order of rows is a function of (this seed, epoch) alone."""
     prompts_per_iteration: Count = 64
@@ -69,7 +69,7 @@ class ValidationConfig(Config):
     """Iterations between validations; 0 never, except before and after when `at_start` and `at_end` say so."""
     at_start: bool = True
     at_end: bool = True
-    sources: tuple[SourceConfig, ...] | list[SourceConfig] = ()
+    sources: Items[SourceConfig] = ()
     """Held-out sources; none turns validation off."""
     num_prompts: Count = 64
     samples_per_prompt: Count = 1

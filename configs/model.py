@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Strings
+from configs.base import Config, Count, Items, Strings
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -95,7 +95,7 @@ class OptimizerConfig(Config):
     """AdamW with a warm-up and one of three schedules."""
 
     lr: Annotated[float, Field(gt=0.0)] = 1e-6
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | list[float] = (0.9, 0.999)
+    betas: Items[Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.999)
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
@@ -108,7 +108,9 @@ class OptimizerConfig(Config):
     @model_validator(mode="after")
     def _schedule_has_an_end(self) -> "OptimizerConfig":
         if self.schedule != "constant" and self.total_steps is None:
-            raise ValueError(f"schedule is {self.schedule!r} but total_steps is missing; say over how many steps it decays")
+            raise ValueError(
+                f"schedule is {self.schedule!r} but total_steps is missing; say over how many steps it decays"
+            )
         if len(self.betas) != 2:
             raise ValueError(f"betas has {len(self.betas)} numbers; AdamW takes two")
         return self

@@ -55,7 +55,9 @@ class PoolConfig(Config):
         if self.nodes is not None and not self.nodes:
             raise ValueError("nodes is empty; name at least one node, for example nodes: [1]")
         if self.accelerator_type is not None and self.accelerator == "none":
-            raise ValueError(f"accelerator_type is {self.accelerator_type!r} but accelerator is none; name the accelerator")
+            raise ValueError(
+                f"accelerator_type is {self.accelerator_type!r} but accelerator is none; name the accelerator"
+            )
         return self
 
     @property
@@ -65,7 +67,16 @@ class PoolConfig(Config):
 
 
 RoleName = Literal[
-    "actor", "rollout", "actor_rollout", "actor_rollout_reference", "critic", "reference", "reward", "teacher", "env", "advantage"
+    "actor",
+    "rollout",
+    "actor_rollout",
+    "actor_rollout_reference",
+    "critic",
+    "reference",
+    "reward",
+    "teacher",
+    "env",
+    "advantage",
 ]
 
 

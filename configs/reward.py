@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Seconds, Strings
+from configs.base import Config, Count, Items, Seconds, Strings
 from configs.model import ModelConfig
 
 
@@ -60,7 +60,7 @@ class GraderConfig(Config):
 class RewardConfig(Config):
     """How responses are scored."""
 
-    graders: tuple[GraderConfig, ...] | list[GraderConfig] = Field(min_length=1)
+    graders: Items[GraderConfig] = Field(min_length=1)
     processes: Count = 2
     """Grader processes in each reward worker."""
     clip: Annotated[float, Field(gt=0.0)] | None = None

@@ -85,5 +85,7 @@ class RolloutConfig(Config):
     @model_validator(mode="after")
     def _script_is_there(self) -> "RolloutConfig":
         if (self.engine == "scripted") != (self.scripted is not None):
-            raise ValueError(f"engine is {self.engine!r} and scripted is {self.scripted}; the script goes with the scripted engine")
+            raise ValueError(
+                f"engine is {self.engine!r} and scripted is {self.scripted}; the script goes with the scripted engine"
+            )
         return self

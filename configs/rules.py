@@ -33,7 +33,9 @@ def duties(config: "RunConfig") -> dict[str, str]:
 def _roles_and_pools(config: "RunConfig") -> None:
     for role, placed in config.roles.items():
         if placed.pool not in config.pools:
-            raise ValueError(f"roles.{role}.pool is {placed.pool!r}, which is no pool; pools are {sorted(config.pools)}")
+            raise ValueError(
+                f"roles.{role}.pool is {placed.pool!r}, which is no pool; pools are {sorted(config.pools)}"
+            )
     used = {placed.pool for placed in config.roles.values()}
     idle = sorted(set(config.pools) - used)
     if idle:
@@ -49,7 +51,9 @@ def _needed_roles(config: "RunConfig") -> None:
         needed.add("reference")
     missing = sorted(needed - present)
     if missing:
-        raise ValueError(f"roles {missing} are needed by algorithm {config.algorithm.name!r} and stand in no pool; add roles.<role>.pool")
+        raise ValueError(
+            f"roles {missing} are needed by algorithm {config.algorithm.name!r} and stand in no pool; add roles.<role>.pool"
+        )
 
 
 def _groups(config: "RunConfig") -> None:
@@ -60,4 +64,6 @@ def _groups(config: "RunConfig") -> None:
     rows, minis = config.rows_per_iteration, config.algorithm.num_mini_batches
     if rows % minis:
         near = [n for n in range(max(1, minis - 8), minis + 9) if rows % n == 0]
-        raise ValueError(f"{rows} rows an iteration do not divide into algorithm.num_mini_batches = {minis}; near values that do: {near}")
+        raise ValueError(
+            f"{rows} rows an iteration do not divide into algorithm.num_mini_batches = {minis}; near values that do: {near}"
+        )

@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 from pydantic import Field, model_validator
 
 from configs.algorithm import AlgorithmConfig
-from configs.base import Config, Count
+from configs.base import Config, Count, Items
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
 from configs.pools import PoolConfig, RoleConfig, RoleName
@@ -46,7 +46,7 @@ class RunConfig(Config):
     reward: RewardConfig
     actor: TrainedRoleConfig = TrainedRoleConfig()
     critic: CriticConfig = CriticConfig()
-    teachers: tuple[TeacherConfig, ...] | list[TeacherConfig] = ()
+    teachers: Items[TeacherConfig] = ()
     distillation: DistillationConfig | None = None
     sft: SftConfig | None = None
     validation: ValidationConfig = ValidationConfig()

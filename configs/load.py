@@ -1,0 +1,175 @@
+"""From a file or a preset's name, and `--set` overrides, to a checked `RunConfig`.
+
+Whatever is wrong is collected and said once, in one block: path, value, rule and way out. Nothing is substituted
+from the environment: a secret is named (`api_key_env`), never written.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from configs.explain import explain, nearest
+from configs.problems import ConfigError, Problem
+from configs.run import RunConfig
+from configs.yaml_reader import read_plain_yaml
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that come with Callsheet, sorted."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file or a preset, lay the overrides over it and check everything.
+
+    Args:
+        source: a path to a YAML file, or a preset's name, for example "quickstart".
+        overrides: "dotted.path=value" each, the value read as YAML, for example "actor.optimizer.lr=1e-4".
+
+    Raises:
+        ConfigError: with all problems at once.
+    """
+    path = _find(source)
+    data = _read(path)
+    problems = list(_interpolations(data, ""))
+    for override in overrides:
+        problem = apply_override(data, override)
+        if problem is not None:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(str(source), problems)
+    return check_config(data, origin=str(source))
+
+
+def check_config(data: object, origin: str = "config") -> RunConfig:
+    """Validate plain data (for example a run directory's resolved config). Raises ConfigError."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(origin, explain(error)) from None
+
+
+def dump_config(config: RunConfig) -> dict[str, Any]:
+    """Plain JSON data that `check_config` reads back to an equal config."""
+    return config.model_dump(mode="json")
+
+
+def apply_override(data: dict[str, Any], override: str) -> Problem | None:
+    """Set one dotted path in place; a problem instead when the override is malformed."""
+    dotted, equals, text = override.partition("=")
+    segments = dotted.split(".")
+    if not equals:
+        return Problem("--set", override, "an override is written path=value", "for example --set seed=1")
+    if any(not segment or segment != segment.strip() for segment in segments):
+        return Problem("--set", override, "the path has an empty segment", "write section.key=value without spaces")
+    if not text.strip():
+        return Problem(
+            "--set", override, "there is no value", f"write {dotted}=null to unset it, {dotted}='' for no text"
+        )
+    try:
+        value = read_plain_yaml(text)
+    except yaml.YAMLError:
+        return Problem("--set", override, "the value is not YAML", "quote it, for example name='a: b'")
+    return _set(data, segments, value) or next(_interpolations(value, dotted), None)
+
+
+def _set(data: dict[str, Any], segments: list[str], value: object) -> Problem | None:
+    here: dict[str, Any] | list[Any] = data
+    for position, segment in enumerate(segments):
+        path = ".".join(segments[: position + 1])
+        is_last = position == len(segments) - 1
+        if isinstance(here, list):
+            if not segment.isdecimal() or int(segment) >= len(here):
+                return Problem("--set", path, f"the list has {len(here)} entries", "give an index, counted from 0")
+            inside = here[int(segment)]
+        else:
+            inside = here.get(segment)
+        if is_last:
+            if isinstance(here, list):
+                here[int(segment)] = value
+            else:
+                here[segment] = value
+        elif isinstance(inside, dict | list):
+            here = cast("dict[str, Any] | list[Any]", inside)
+        elif inside is None and isinstance(here, dict):
+            here[segment] = {}
+            here = here[segment]
+        else:
+            return Problem("--set", path, f"it holds the value {inside!r}, which has no keys", "shorten the path")
+    return None
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source)
+    if path.is_file():
+        return path
+    looks_like_a_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
+    preset = PRESETS / f"{source}.yaml"
+    if not looks_like_a_path and preset.is_file():
+        return preset
+    names = preset_names()
+    if looks_like_a_path:
+        raise ConfigError(
+            str(source),
+            [
+                Problem(
+                    "config",
+                    str(source),
+                    "there is no such file",
+                    "give a YAML file or one of the presets: " + ", ".join(names),
+                )
+            ],
+        )
+    close = nearest(str(source), names)
+    hint = f"did you mean {close!r}? " if close else ""
+    raise ConfigError(
+        str(source),
+        [
+            Problem(
+                "config", str(source), "it is neither a file nor a preset", hint + "the presets are " + ", ".join(names)
+            )
+        ],
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = read_plain_yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigError(
+            str(path), [Problem("config", str(path), "it is not UTF-8 text", "save it as UTF-8")]
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "the file"
+        raise ConfigError(
+            str(path), [Problem(where, str(path), error.problem or "it is not YAML", "correct it there")]
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(str(path), [Problem("config", str(path), str(error), "correct it there")]) from None
+    if not isinstance(data, dict):
+        raise ConfigError(
+            str(path), [Problem("config", str(path), "it holds no section", "see configs/presets/quickstart.yaml")]
+        )
+    return cast("dict[str, Any]", data)
+
+
+def _interpolations(value: object, path: str) -> Iterator[Problem]:
+    if isinstance(value, dict):
+        for key, inside in cast("dict[str, object]", value).items():
+            yield from _interpolations(inside, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, inside in enumerate(cast("list[object]", value)):
+            yield from _interpolations(inside, f"{path}.{index}")
+    elif isinstance(value, str) and value.strip().startswith("${") and value.strip().endswith("}"):
+        yield Problem(
+            path,
+            value,
+            "nothing is filled in from the environment",
+            "name the variable in a key such as api_key_env, or write the value",
+        )
