@@ -1,4 +1,4 @@
-"""The algorithm: naming it picks vetted settings (see `configs/algorithm_defaults.py`), every knob may be overridden."""
+"""The algorithm: naming it picks vetted settings (see `configs/algorithm_defaults.py`), every knob may be set."""
 
 from typing import Annotated, Literal, TypeVar
 
@@ -16,9 +16,9 @@ class KlConfig(Config):
     coef: Annotated[float, Field(ge=0.0)] = 0.0
     """0 turns the reference role off altogether."""
     place: KlPlace | None = None
-    """`reward`: subtracted from the token rewards (PPO); `loss`: added to the loss (GRPO). None: as the paper has it."""
+    """`reward`: subtracted from the token rewards (PPO); `loss`: added to the loss (GRPO). None: as in the paper."""
     estimator: KlEstimator | None = None
-    """None: as the paper of `algorithm.name` has it."""
+    """None: as in the paper of `algorithm.name`."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: Annotated[float, Field(gt=0.0)] = 6.0
     """KL per sequence that the adaptive controller steers to."""
@@ -32,7 +32,8 @@ class CorrectionConfig(Config):
     """Correction between the distribution sampled by the engine and the one trained on."""
 
     mode: Literal[
-        "off", "token-truncate", "sequence-truncate", "geometric-truncate", "icepop", "reject-k1", "reject-k2", "reject-k3"
+        "off", "token-truncate", "sequence-truncate", "geometric-truncate", "icepop",
+        "reject-k1", "reject-k2", "reject-k3",
     ] = "off"  # fmt: skip
     lower: Annotated[float, Field(ge=0.0)] = 0.0
     """Smallest weight kept (icepop) or smallest statistic kept (reject)."""
@@ -106,10 +107,6 @@ class AlgorithmConfig(Config):
     """k of the pass@k advantage."""
     covariance_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of tokens that clip-cov and kl-cov act on."""
-    covariance_lower: float = 1.0
-    """clip-cov picks among tokens whose covariance is at least this ..."""
-    covariance_upper: float = 5.0
-    """... and at most this."""
     covariance_kl_coef: Annotated[float, Field(gt=0.0)] = 1.0
     soft_temperature_positive: Annotated[float, Field(gt=0.0)] = 1.0
     """Steepness of SAPO's gate where the advantage is positive ..."""
@@ -140,8 +137,6 @@ class AlgorithmConfig(Config):
         vetted = DEFAULTS[self.name]
         return ResolvedAlgorithm(
             name=self.name,
-            estimator=vetted.estimator,
-            objective=vetted.objective,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
             whiten_advantages=_first(self.whiten_advantages, vetted.whiten_advantages),
@@ -158,8 +153,6 @@ class AlgorithmConfig(Config):
             dynamic_sampling=_first(self.dynamic_sampling.enabled, vetted.dynamic_sampling),
             pass_k=self.pass_k,
             covariance_fraction=_first(self.covariance_fraction, vetted.covariance_fraction),
-            covariance_lower=self.covariance_lower,
-            covariance_upper=self.covariance_upper,
             covariance_kl_coef=self.covariance_kl_coef,
             soft_temperature_positive=self.soft_temperature_positive,
             soft_temperature_negative=self.soft_temperature_negative,

@@ -8,20 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 AlgorithmName = Literal[
-    "ppo", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "dapo", "gspo", "cispo",
-    "gpg", "opo", "sapo", "clip_cov", "kl_cov", "gmpo", "pass_at_k", "decoupled_ppo", "distillation",
+    "ppo", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "dapo", "gspo",
+    "cispo", "gpg", "opo", "sapo", "clip_cov", "kl_cov", "gmpo", "pass_at_k", "decoupled_ppo", "distillation",
 ]  # fmt: skip
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KlPlace = Literal["reward", "loss"]
 KlEstimator = Literal["k1", "k2", "k3", "k1-straight-through", "k3-straight-through"]
-Estimator = Literal[
-    "gae", "group_relative", "leave_one_out", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "greedy_baseline",
-    "group_policy_gradient", "optimal_baseline", "pass_at_k", "token_rewards",
-]  # fmt: skip
-Objective = Literal[
-    "clip", "sequence_clip", "clipped_weight", "policy_gradient", "soft_gate", "clip_covariance", "kl_covariance",
-    "geometric_mean", "decoupled_clip",
-]  # fmt: skip
 
 _NO_LOWER_BOUND = 10.0
 """1 - 10 is below any ratio, so the lower clip never acts."""
@@ -29,16 +21,11 @@ _NO_LOWER_BOUND = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmDefaults:
-    """The vetted values of the knobs that a user may leave out, and the two functions that make the algorithm.
+    """The vetted values of the knobs that a user may leave out.
 
-    `grpo`, for example, is the `group_relative` estimator (scores minus the group's mean, over its standard
-    deviation) with the `clip` objective averaged first over tokens, then over sequences.
+    `AlgorithmDefaults()` by itself is a clip of 0.2 both ways, a mean over tokens, and KL (k3), if any, in the loss.
     """
 
-    estimator: Estimator
-    """Which advantage."""
-    objective: Objective = "clip"
-    """Which actor loss."""
     whiten_advantages: bool = False
     scale_by_std: bool = False
     clip_ratio_low: float = 0.2
@@ -53,71 +40,53 @@ class AlgorithmDefaults:
 
 DEFAULTS: dict[AlgorithmName, AlgorithmDefaults] = {
     # Schulman et al. 2017, arXiv:1707.06347; KL in the reward as in Ouyang et al. 2022, arXiv:2203.02155.
-    "ppo": AlgorithmDefaults(estimator="gae", whiten_advantages=True, kl_place="reward", kl_estimator="k1"),
+    "ppo": AlgorithmDefaults(whiten_advantages=True, kl_place="reward", kl_estimator="k1"),
     # Shao et al. 2024, arXiv:2402.03300: per-response mean, divided by the group's deviation, KL (k3) in the loss.
-    "grpo": AlgorithmDefaults(estimator="group_relative", scale_by_std=True, aggregation="seq-mean-token-mean"),
+    "grpo": AlgorithmDefaults(scale_by_std=True, aggregation="seq-mean-token-mean"),
     # Liu et al. 2025, arXiv:2503.20783: neither the deviation nor the response's own length divides.
-    "dr_grpo": AlgorithmDefaults(estimator="group_relative", aggregation="seq-mean-token-sum-norm"),
+    "dr_grpo": AlgorithmDefaults(aggregation="seq-mean-token-sum-norm"),
     # Ahmadian et al. 2024, arXiv:2402.14740; the token mean differs from its sum by one constant a mini-batch.
-    "rloo": AlgorithmDefaults(estimator="leave_one_out", kl_place="reward", kl_estimator="k1"),
+    "rloo": AlgorithmDefaults(kl_place="reward", kl_estimator="k1"),
     # Hu et al. 2025, arXiv:2501.03262: returns to go with KL inside, normalised over the whole batch.
-    "reinforce_plus_plus": AlgorithmDefaults(
-        estimator="reinforce_plus_plus", whiten_advantages=True, kl_place="reward", kl_estimator="k1"
-    ),
+    "reinforce_plus_plus": AlgorithmDefaults(whiten_advantages=True, kl_place="reward", kl_estimator="k1"),
     # The same paper's form for groups: the group's mean is taken off first; KL (k2) in the loss.
-    "reinforce_plus_plus_baseline": AlgorithmDefaults(
-        estimator="reinforce_plus_plus_baseline", whiten_advantages=True, kl_estimator="k2"
-    ),
+    "reinforce_plus_plus_baseline": AlgorithmDefaults(whiten_advantages=True, kl_estimator="k2"),
     # Li et al. 2023, arXiv:2310.10505: the greedy response's score is the baseline.
-    "remax": AlgorithmDefaults(estimator="greedy_baseline", kl_place="reward", kl_estimator="k1"),
+    "remax": AlgorithmDefaults(kl_place="reward", kl_estimator="k1"),
     # Yu et al. 2025, arXiv:2503.14476: clip higher, token mean, dynamic sampling; no KL.
-    "dapo": AlgorithmDefaults(
-        estimator="group_relative", scale_by_std=True, clip_ratio_high=0.28, dynamic_sampling=True
-    ),
+    "dapo": AlgorithmDefaults(scale_by_std=True, clip_ratio_high=0.28, dynamic_sampling=True),
     # Zheng et al. 2025, arXiv:2507.18071, section 5.1: the ratio is of the sequence, hence the narrow clip.
     "gspo": AlgorithmDefaults(
-        estimator="group_relative",
-        objective="sequence_clip",
         scale_by_std=True,
         clip_ratio_low=3e-4,
         clip_ratio_high=4e-4,
         aggregation="seq-mean-token-mean",
-    ),  # fmt: skip
+    ),
     # MiniMax 2025, arXiv:2506.13585: no lower bound; the paper gives no upper number, this one is verl's.
-    "cispo": AlgorithmDefaults(
-        estimator="group_relative", objective="clipped_weight", scale_by_std=True, clip_ratio_low=_NO_LOWER_BOUND
-    ),
+    "cispo": AlgorithmDefaults(scale_by_std=True, clip_ratio_low=_NO_LOWER_BOUND),
     # Chu et al. 2025, arXiv:2504.02546: no clip, no KL, no deviation.
-    "gpg": AlgorithmDefaults(estimator="group_policy_gradient", objective="policy_gradient"),
+    "gpg": AlgorithmDefaults(),
     # Hao et al. 2025, arXiv:2505.23585: the length-weighted baseline, exactly on-policy.
-    "opo": AlgorithmDefaults(estimator="optimal_baseline", objective="policy_gradient"),
+    "opo": AlgorithmDefaults(),
     # Gao et al. 2025, arXiv:2511.20347: a sigmoid gate in place of the clip.
-    "sapo": AlgorithmDefaults(
-        estimator="group_relative", objective="soft_gate", scale_by_std=True, aggregation="seq-mean-token-mean"
-    ),
+    "sapo": AlgorithmDefaults(scale_by_std=True, aggregation="seq-mean-token-mean"),
     # Cui et al. 2025, arXiv:2505.22617: gradients of the most covariant tokens are cut ...
-    "clip_cov": AlgorithmDefaults(estimator="group_relative", objective="clip_covariance", scale_by_std=True),
+    "clip_cov": AlgorithmDefaults(scale_by_std=True),
     # ... or held back by a KL; the share is the paper's for 7B (0.0002 for 32B).
-    "kl_cov": AlgorithmDefaults(
-        estimator="group_relative", objective="kl_covariance", scale_by_std=True, covariance_fraction=0.002
-    ),
+    "kl_cov": AlgorithmDefaults(scale_by_std=True, covariance_fraction=0.002),
     # Zhao et al. 2025, arXiv:2507.20673: clips are exp(-0.4) and exp(0.4), given here as log ratios.
     "gmpo": AlgorithmDefaults(
-        estimator="group_relative",
-        objective="geometric_mean",
         scale_by_std=True,
         clip_ratio_low=0.4,
         clip_ratio_high=0.4,
         aggregation="seq-mean-token-mean",
-    ),  # fmt: skip
-    # Chen et al. 2025, arXiv:2508.10751: the analytic advantage of k of the group's responses.
-    "pass_at_k": AlgorithmDefaults(estimator="pass_at_k"),
-    # Hilton et al. 2021, arXiv:2110.00641: the clip is around a proximal policy, the weight towards the behaviour.
-    "decoupled_ppo": AlgorithmDefaults(
-        estimator="gae", objective="decoupled_clip", whiten_advantages=True, kl_place="reward", kl_estimator="k1"
     ),
+    # Chen et al. 2025, arXiv:2508.10751: the analytic advantage of k of the group's responses.
+    "pass_at_k": AlgorithmDefaults(),
+    # Hilton et al. 2021, arXiv:2110.00641: the clip is around a proximal policy, the weight towards the behaviour.
+    "decoupled_ppo": AlgorithmDefaults(whiten_advantages=True, kl_place="reward", kl_estimator="k1"),
     # Agarwal et al. 2023, arXiv:2306.13649: the teacher's per-token reverse KL is the reward of the token.
-    "distillation": AlgorithmDefaults(estimator="token_rewards", kl_place="reward", kl_estimator="k1"),
+    "distillation": AlgorithmDefaults(kl_place="reward", kl_estimator="k1"),
 }
 
 
@@ -126,8 +95,6 @@ class ResolvedAlgorithm:
     """Every knob as a number or a name: what the tasks pass on to `tasks/algorithms`; nothing here is undecided."""
 
     name: AlgorithmName
-    estimator: Estimator
-    objective: Objective
     gamma: float
     gae_lambda: float
     whiten_advantages: bool
@@ -144,8 +111,6 @@ class ResolvedAlgorithm:
     dynamic_sampling: bool
     pass_k: int
     covariance_fraction: float
-    covariance_lower: float
-    covariance_upper: float
     covariance_kl_coef: float
     soft_temperature_positive: float
     soft_temperature_negative: float

@@ -4,13 +4,13 @@ Strict means that `true` is never 1 and "4" is never 4; a mistake stops at the f
 not after an hour of it. The only conversion made is YAML's list to a tuple.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
 class Config(BaseModel):

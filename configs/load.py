@@ -79,28 +79,23 @@ def apply_override(data: dict[str, Any], override: str) -> Problem | None:
 
 
 def _set(data: dict[str, Any], segments: list[str], value: object) -> Problem | None:
-    here: dict[str, Any] | list[Any] = data
+    here: Any = data  # a mapping or a list, as deep as the path goes
     for position, segment in enumerate(segments):
         path = ".".join(segments[: position + 1])
-        is_last = position == len(segments) - 1
+        key: str | int = segment
         if isinstance(here, list):
             if not segment.isdecimal() or int(segment) >= len(here):
-                return Problem("--set", path, f"the list has {len(here)} entries", "give an index, counted from 0")
-            inside = here[int(segment)]
-        else:
-            inside = here.get(segment)
-        if is_last:
-            if isinstance(here, list):
-                here[int(segment)] = value
-            else:
-                here[segment] = value
-        elif isinstance(inside, dict | list):
-            here = cast("dict[str, Any] | list[Any]", inside)
-        elif inside is None and isinstance(here, dict):
+                length = len(cast("list[object]", here))
+                return Problem("--set", path, f"the list has {length} entries", "give an index, counted from 0")
+            key = int(segment)
+        elif segment not in here or (here[segment] is None and position < len(segments) - 1):
             here[segment] = {}
-            here = here[segment]
-        else:
-            return Problem("--set", path, f"it holds the value {inside!r}, which has no keys", "shorten the path")
+        if position == len(segments) - 1:
+            here[key] = value
+            return None
+        here = here[key]
+        if not isinstance(here, dict | list):
+            return Problem("--set", path, f"it holds {here!r}, which has no keys", "shorten the path")
     return None
 
 
@@ -108,55 +103,37 @@ def _find(source: str | Path) -> Path:
     path = Path(source)
     if path.is_file():
         return path
-    looks_like_a_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
-    preset = PRESETS / f"{source}.yaml"
-    if not looks_like_a_path and preset.is_file():
-        return preset
     names = preset_names()
-    if looks_like_a_path:
-        raise ConfigError(
-            str(source),
-            [
-                Problem(
-                    "config",
-                    str(source),
-                    "there is no such file",
-                    "give a YAML file or one of the presets: " + ", ".join(names),
-                )
-            ],
-        )
+    known = "the presets are " + ", ".join(names)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise _refused(source, "there is no such file", f"give a YAML file or a preset; {known}")
+    if str(source) in names:
+        return PRESETS / f"{source}.yaml"
     close = nearest(str(source), names)
-    hint = f"did you mean {close!r}? " if close else ""
-    raise ConfigError(
-        str(source),
-        [
-            Problem(
-                "config", str(source), "it is neither a file nor a preset", hint + "the presets are " + ", ".join(names)
-            )
-        ],
-    )
+    hint = f"did you mean {close}? " if close else ""
+    raise _refused(source, "it is neither a file nor a preset", hint + known)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = read_plain_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _refused(path, f"it cannot be read: {error.strerror}", "check the file's permissions") from None
     except UnicodeDecodeError:
-        raise ConfigError(
-            str(path), [Problem("config", str(path), "it is not UTF-8 text", "save it as UTF-8")]
-        ) from None
+        raise _refused(path, "it is not UTF-8 text", "save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "the file"
-        raise ConfigError(
-            str(path), [Problem(where, str(path), error.problem or "it is not YAML", "correct it there")]
-        ) from None
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise _refused(path, where + (error.problem or "it is not YAML"), "correct it there") from None
     except yaml.YAMLError as error:
-        raise ConfigError(str(path), [Problem("config", str(path), str(error), "correct it there")]) from None
+        raise _refused(path, f"it is not YAML: {error}", "correct it there") from None
     if not isinstance(data, dict):
-        raise ConfigError(
-            str(path), [Problem("config", str(path), "it holds no section", "see configs/presets/quickstart.yaml")]
-        )
+        raise _refused(path, "it holds no section", "see configs/presets/quickstart.yaml for one that does")
     return cast("dict[str, Any]", data)
+
+
+def _refused(source: str | Path, rule: str, way_out: str) -> ConfigError:
+    return ConfigError(str(source), [Problem("config", str(source), rule, way_out)])
 
 
 def _interpolations(value: object, path: str) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import yaml
-from yaml.nodes import MappingNode
+from yaml.nodes import MappingNode, ScalarNode
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -21,6 +21,8 @@ class PlainLoader(yaml.SafeLoader):
         """Build one mapping. Raises ConstructorError when a key stands twice in it."""
         seen: set[str] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None,
@@ -41,27 +43,23 @@ def _plain_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return int(str(loader.construct_scalar(node)), 10)
 
 
-PlainLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-PlainLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
-PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)
-PlainLoader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
+_NUMBER = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+_RESOLVERS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+", list("-+0123456789")),
+    "float": (_NUMBER + r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+0123456789.")),
+    "merge": (r"<<", ["<"]),
+}
+for _tag, (_pattern, _first) in _RESOLVERS.items():
+    _compiled = re.compile(f"^(?:{_pattern})$")
+    PlainLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] - PyYAML's stubs leave it bare
+        f"tag:yaml.org,2002:{_tag}", _compiled, _first
+    )
 PlainLoader.add_constructor("tag:yaml.org,2002:float", _plain_float)
 PlainLoader.add_constructor("tag:yaml.org,2002:int", _plain_int)
 
 
 def read_plain_yaml(text: str) -> object:
     """The data in `text`. Raises yaml.YAMLError, with line and column, for anything malformed."""
-    loader = PlainLoader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+    return yaml.load(text, Loader=PlainLoader)  # noqa: S506 - PlainLoader is a SafeLoader
