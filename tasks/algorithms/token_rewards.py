@@ -1,0 +1,88 @@
+"""From one score per response to rewards on tokens: placement, the over-long penalty, clipping and running scale."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tasks.algorithms.masking import zero_masked
+
+
+def last_true(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
+    """Index of the last position of each row's mask; 0 for a row that has none (pair it with `mask.any(dim=1)`)."""
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    return torch.where(mask, positions, torch.zeros_like(positions)).amax(dim=1)
+
+
+def spread_scores(scores: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Place each score on the last token that the policy sampled.
+
+    The slot comes from the mask, not from a length: tool output and padding after it get nothing. A row with a nan
+    score (unscorable) or without a sampled token gets nothing at all.
+    """
+    has_slot = response_mask.any(dim=1) & ~scores.isnan()
+    placed = torch.zeros(response_mask.shape, dtype=scores.dtype, device=scores.device)
+    return placed.scatter(1, last_true(response_mask)[:, None], zero_masked(scores, has_slot)[:, None])
+
+
+def overlong_penalty(
+    response_lengths: Int[Tensor, " B"], *, max_length: int, buffer: int, factor: float = 1.0
+) -> Float[Tensor, " B"]:
+    """DAPO's soft over-long punishment, to be added to the scores.
+
+        0                                          up to max_length - buffer tokens
+        factor * (max_length - buffer - n)/buffer  inside the buffer, falling linearly
+        -factor                                    at max_length and beyond
+
+    Yu et al., DAPO, arXiv 2503.14476, equation 13. Lengths in tokens.
+
+    Raises:
+        ValueError: a buffer that is not inside 1..max_length.
+    """
+    if not 1 <= buffer <= max_length:
+        raise ValueError(
+            f"over-long buffer is {buffer} and max_length {max_length}; the buffer must lie in 1..max_length"
+        )
+    overshoot = (max_length - buffer - response_lengths).float() / buffer
+    return factor * overshoot.clamp(-1.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningMoments:
+    """Count, mean and sum of squared deviations of all scores seen: three numbers, to be put into a checkpoint.
+
+    >>> update_moments(RunningMoments(), torch.tensor([1.0, 3.0, float("nan")]))
+    RunningMoments(count=2, mean=2.0, squares=2.0)
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+
+def update_moments(moments: RunningMoments, scores: Float[Tensor, " B"]) -> RunningMoments:
+    """Merge the scorable scores of a batch (Chan et al., 1979): the batching does not show in the result."""
+    valid = scores[~scores.isnan()].double()
+    if valid.numel() == 0:
+        return moments
+    count = moments.count + valid.numel()
+    batch_mean = float(valid.mean())
+    delta = batch_mean - moments.mean
+    squares = float(((valid - batch_mean) ** 2).sum()) + delta**2 * moments.count * valid.numel() / count
+    return RunningMoments(
+        count=count, mean=moments.mean + delta * valid.numel() / count, squares=moments.squares + squares
+    )
+
+
+def scale_scores(
+    scores: Float[Tensor, " B"], moments: RunningMoments | None, *, clip: float | None
+) -> Float[Tensor, " B"]:
+    """Divide by the running standard deviation, then clip to [-clip, clip]; nan (unscorable) stays nan.
+
+    The mean is not subtracted: it would change the sign of a reward. Before there is any spread nothing is scaled.
+    Engstrom et al., "Implementation Matters in Deep Policy Gradients", arXiv 2005.12729.
+    """
+    if moments is not None and moments.count > 1 and moments.squares > 0:
+        scores = scores / (moments.squares / (moments.count - 1)) ** 0.5
+    return scores if clip is None else scores.clamp(-clip, clip)
