@@ -1,0 +1,284 @@
+"""Spans: what every task and every rank of a run measured, one JSON line a record in `RUN_DIR/spans.jsonl`.
+
+Times are seconds of one monotonic clock per node; `ClockRecord` lines bring them onto the controller's clock. Keys
+that are not fields are *facts* of the role (names and units in `facts.py`) and stand beside the fields in the JSON.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+SCHEMA_VERSION = 1
+CONTROLLER = "controller"
+
+Facts = Mapping[str, Any]
+"""JSON values by name; see `facts.py`."""
+
+
+def _known(cls: type, record: Mapping[str, Any], names: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record's keys that are fields of `cls`, and the rest. Raises ValueError for a record that is not an object."""
+    if not isinstance(record, Mapping):
+        raise ValueError(f"a {cls.__name__} is written as a JSON object, not as {record!r}")
+    known = {key: value for key, value in record.items() if key in names}
+    return known, {key: value for key, value in record.items() if key not in names}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSpan:
+    """One rank's share of a task, on that rank's own node and clock.
+
+    >>> RankSpan(rank=0, start=1.0, end=3.0, communication_seconds=0.5).work_seconds
+    1.5
+    """
+
+    rank: int
+    start: float
+    end: float
+    node: str = ""
+    queue_seconds: float = 0.0
+    """The call waited for the worker, which was busy with another call; lies before `start`."""
+    transfer_seconds: float = 0.0
+    """Fetching the rows, first thing after `start`."""
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    optimizer_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    """In collectives, waiting for slower peers included: the slow rank has the *smallest*."""
+    cpu_seconds: float = 0.0
+    facts: Facts = field(default_factory=dict)
+
+    @property
+    def execute_seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def work_seconds(self) -> float:
+        """Execution without collectives and without fetching rows: what this rank itself needed."""
+        return max(0.0, self.end - self.start - self.communication_seconds - self.transfer_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return _written(self, _RANK_FIELDS)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "RankSpan":
+        known, facts = _known(cls, record, _RANK_FIELDS)
+        return cls(**known, facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waits:
+    """Seconds a task waited before it could work; the time line decides what is charged, these say why."""
+
+    upstream: float = 0.0
+    weights: float = 0.0
+    """For new weights to arrive (rollout)."""
+    queue: float = 0.0
+    """For a worker of its pool that was busy with another task."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """Handing a task's arguments to its workers."""
+
+    serialize_seconds: float = 0.0
+    put_seconds: float = 0.0
+    bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.serialize_seconds + self.put_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collect:
+    """Bringing the workers' answers back."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSpan:
+    """One task of one iteration: when it was submitted, ran and ended, and its ranks.
+
+    `submitted` is the controller's clock, `started` and `ended` that of `node` (the task host's).
+    """
+
+    RECORD: ClassVar[str] = "task"
+
+    iteration: int
+    task: str
+    started: float
+    ended: float
+    attempt: int = 1
+    role: str = ""
+    pool: str = ""
+    node: str = ""
+    submitted: float | None = None
+    upstream: tuple[str, ...] = ()
+    """Tasks of the same iteration that had to end first."""
+    waits: Waits = Waits()
+    dispatch: Dispatch = Dispatch()
+    collect: Collect = Collect()
+    ranks: tuple[RankSpan, ...] = ()
+    facts: Facts = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        record = _written(self, _TASK_FIELDS)
+        record["upstream"] = list(self.upstream)
+        record["ranks"] = [rank.to_json() for rank in self.ranks]
+        for name, part, empty in (("waits", self.waits, Waits()), ("dispatch", self.dispatch, Dispatch())):
+            record[name] = {} if part == empty else {f.name: getattr(part, f.name) for f in fields(part)}
+        record["collect"] = {"seconds": self.collect.seconds, "bytes": self.collect.bytes}
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "TaskSpan":
+        known, facts = _known(cls, record, _TASK_FIELDS)
+        facts.pop("record", None)
+        facts.pop("schema", None)
+        for name, part in (("waits", Waits), ("dispatch", Dispatch), ("collect", Collect)):
+            if name in known:
+                names = {f.name for f in fields(part)}
+                known[name] = part(**{key: value for key, value in known[name].items() if key in names})
+        known["upstream"] = tuple(known.get("upstream", ()))
+        known["ranks"] = tuple(RankSpan.from_json(rank) for rank in known.get("ranks", ()))
+        return cls(**known, facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IterationSpan:
+    """The iteration as the controller saw it, written when it ended; a missing one means it did not end."""
+
+    RECORD: ClassVar[str] = "iteration"
+
+    iteration: int
+    started: float
+    ended: float
+    attempt: int = 1
+    facts: Facts = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return _written(self, _ITERATION_FIELDS)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "IterationSpan":
+        known, facts = _known(cls, record, _ITERATION_FIELDS)
+        facts.pop("record", None)
+        return cls(**known, facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClockRecord:
+    """Offsets of the nodes' clocks against the controller's: `controller time = node time - offset`."""
+
+    RECORD: ClassVar[str] = "clock"
+
+    offsets: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Half the shortest round trip: the true offset lies within."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"offsets": dict(self.offsets), "errors": dict(self.errors)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "ClockRecord":
+        return cls(offsets=dict(record.get("offsets", {})), errors=dict(record.get("errors", {})))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolRecord:
+    """Size of one pool as the run had it."""
+
+    ranks: int
+    accelerator: str = "none"
+    nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """First line of a run (and again after each resume): what the what-if needs to know about the hardware and batch."""
+
+    RECORD: ClassVar[str] = "run"
+
+    schema: int = SCHEMA_VERSION
+    run: str = ""
+    cores_per_node: float = 0.0
+    accelerator_bytes: int = 0
+    pools: Mapping[str, PoolRecord] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Role -> pool."""
+    colocate: Mapping[str, str] = field(default_factory=dict)
+    """Role -> fused, shared or split."""
+    prompts_per_iteration: int = 0
+    group_size: int = 0
+    max_running_sequences: int = 0
+    async_depth: int = 0
+    facts: Facts = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        record = _written(self, _RUN_FIELDS)
+        record["pools"] = {
+            name: {"ranks": pool.ranks, "accelerator": pool.accelerator, "nodes": pool.nodes}
+            for name, pool in self.pools.items()
+        }
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "RunRecord":
+        known, facts = _known(cls, record, _RUN_FIELDS)
+        facts.pop("record", None)
+        known["pools"] = {name: PoolRecord(**pool) for name, pool in known.get("pools", {}).items()}
+        return cls(**known, facts=facts)
+
+
+Record = TaskSpan | IterationSpan | ClockRecord | RunRecord
+
+_RANK_FIELDS = frozenset(f.name for f in fields(RankSpan)) - {"facts"}
+_TASK_FIELDS = frozenset(f.name for f in fields(TaskSpan)) - {"facts"}
+_ITERATION_FIELDS = frozenset(f.name for f in fields(IterationSpan)) - {"facts"}
+_RUN_FIELDS = frozenset(f.name for f in fields(RunRecord)) - {"facts"}
+_NESTED = frozenset({"waits", "dispatch", "collect", "ranks", "upstream", "pools"})
+_KINDS: dict[str, type[TaskSpan] | type[IterationSpan] | type[ClockRecord] | type[RunRecord]] = {
+    kind.RECORD: kind for kind in (TaskSpan, IterationSpan, ClockRecord, RunRecord)
+}
+
+
+def _written(span: Any, names: frozenset[str]) -> dict[str, Any]:
+    """Fields and facts side by side; zero durations and empty strings are left out, they are the defaults."""
+    record = {
+        name: value
+        for name in sorted(names - _NESTED)
+        if (value := getattr(span, name)) not in (0.0, "", None)
+        or name in ("rank", "start", "end", "iteration", "started", "ended")
+    }
+    clash = names & span.facts.keys()
+    if clash:
+        raise ValueError(
+            f"facts {sorted(clash)} of a {type(span).__name__} have names of its fields; set the field instead"
+        )
+    return {**record, **span.facts}
+
+
+def encode(record: Record) -> str:
+    """One line of spans.jsonl, with its line end.
+
+    >>> decode(encode(IterationSpan(iteration=3, started=0.0, ended=2.5)))
+    IterationSpan(iteration=3, started=0.0, ended=2.5, attempt=1, facts={})
+    """
+    return json.dumps({"record": record.RECORD, **record.to_json()}, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def decode(line: str | bytes) -> Record:
+    """The record of one line. Raises ValueError (with what is wrong) for anything else; a line without `record` is a task."""
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"a record is a JSON object, not {type(record).__name__}")
+    kind = _KINDS.get(record.get("record", TaskSpan.RECORD))
+    if kind is None:
+        raise ValueError(f"record {record['record']!r} is unknown here; known are {sorted(_KINDS)}")
+    try:
+        return kind.from_json(record)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{kind.RECORD} record: {error}") from error

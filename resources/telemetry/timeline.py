@@ -1,0 +1,269 @@
+"""Time line of one iteration: each task cut into segments, linked to what it waited for.
+
+Pure. Times are clipped to the step, so the segments on any path back to its start add up to the step exactly.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resources.telemetry.spans import CONTROLLER, TaskSpan
+
+_QUEUE_EVIDENCE_SECONDS = 0.001
+"""A measured queue wait below this is no reason to link a task to the one before it on its pool."""
+
+
+class Kind(StrEnum):
+    """What a segment of a task's time line is."""
+
+    SCHEDULING = "scheduling"
+    """All it needed was there, and nothing of it ran: runner, engine, message latency."""
+    WEIGHTS = "weights"
+    QUEUE = "queue"
+    SERIALIZE = "serialize"
+    FETCH = "fetch"
+    EXECUTE = "execute"
+    COLLECT = "collect"
+
+
+BUSY = frozenset({Kind.EXECUTE})
+TRANSFER = frozenset({Kind.FETCH, Kind.SERIALIZE, Kind.COLLECT})
+_BEFORE = (Kind.SCHEDULING, Kind.WEIGHTS, Kind.QUEUE, Kind.SERIALIZE, Kind.FETCH, Kind.EXECUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of time and what it went to."""
+
+    start: float
+    end: float
+    task: str
+    role: str
+    kind: Kind
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`task` had to be over first; a pool edge binds only until its ranks were free again."""
+
+    task: str
+    is_pool: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTimeline:
+    """One task: `segments` are contiguous from `ready` to `ended`."""
+
+    key: str
+    span: TaskSpan
+    edges: tuple[Edge, ...]
+    predecessor: Edge | None
+    """The edge that was over last: the critical path goes back through it."""
+    ready: float
+    execute_start: float
+    execute_end: float
+    ended: float
+    segments: tuple[Segment, ...]
+
+    @property
+    def role(self) -> str:
+        return role_of(self.span)
+
+    def seconds(self, kind: Kind) -> float:
+        return sum(segment.seconds for segment in self.segments if segment.kind is kind)
+
+    def free_at(self, edge: Edge) -> float:
+        """When this task stops holding up the one behind `edge`."""
+        return self.execute_end if edge.is_pool else self.ended
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All tasks of an iteration within its step [start, end], in order of execution."""
+
+    start: float
+    end: float
+    tasks: Mapping[str, TaskTimeline]
+
+    @property
+    def step_seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def last(self) -> TaskTimeline | None:
+        return max(self.tasks.values(), key=lambda task: task.ended, default=None)
+
+    def path_to(self, key: str) -> list[Segment]:
+        """Segments from the step's start up to the end of task `key`, latest first, without gap or overlap."""
+        path: list[Segment] = []
+        task, cursor = self.tasks[key], self.tasks[key].ended
+        while True:
+            for segment in reversed(task.segments):
+                end = min(segment.end, cursor)
+                if end > segment.start:
+                    path.append(Segment(segment.start, end, segment.task, segment.role, segment.kind))
+            cursor = min(cursor, task.ready)
+            if task.predecessor is None:
+                break
+            task = self.tasks[task.predecessor.task]
+        if cursor > self.start:
+            path.append(Segment(self.start, cursor, task.key, CONTROLLER, Kind.SCHEDULING))
+        return path
+
+
+def role_of(span: TaskSpan) -> str:
+    """The span's role; for versions that did not record it, the first word of the task's name."""
+    return span.role or span.task.replace("_", "-").split("-")[0]
+
+
+def build_timeline(tasks: Sequence[TaskSpan], start: float | None = None, end: float | None = None) -> Timeline:
+    """Time line of one iteration's tasks; without `start` and `end`, from the first submission to the last end.
+
+    Raises ValueError for an iteration without tasks and without both times.
+    """
+    if not tasks and (start is None or end is None):
+        raise ValueError("an iteration without tasks has no time line; give its start and end")
+    begin = (
+        start
+        if start is not None
+        else min(min(t.started, t.submitted if t.submitted is not None else t.started) for t in tasks)
+    )
+    finish = end if end is not None else max(t.ended for t in tasks)
+    finish = max(begin, finish)
+    ordered = sorted(tasks, key=_first_work)
+    keys: dict[str, int] = {}
+    built: dict[str, TaskTimeline] = {}
+    for span in ordered:
+        keys[span.task] = keys.get(span.task, 0) + 1
+        key = span.task if keys[span.task] == 1 else f"{span.task}#{keys[span.task]}"
+        built[key] = _task_timeline(key, span, built, begin, finish)
+    return Timeline(begin, finish, built)
+
+
+def _first_work(span: TaskSpan) -> float:
+    return min((rank.start for rank in span.ranks), default=span.started)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return low if value < low else high if value > high else value
+
+
+def _task_timeline(
+    key: str, span: TaskSpan, earlier: Mapping[str, TaskTimeline], begin: float, finish: float
+) -> TaskTimeline:
+    started = _clip(span.started, begin, finish)
+    ended = _clip(span.ended, started, finish)
+    execute_start = _clip(
+        min((r.start for r in span.ranks), default=span.started + span.dispatch.seconds), started, ended
+    )
+    execute_end = _clip(
+        max((r.end for r in span.ranks), default=span.ended - span.collect.seconds), execute_start, ended
+    )
+    edges = [Edge(name) for name in _latest_keys(span.upstream, earlier)]
+    queue = max(span.waits.queue, max((r.queue_seconds for r in span.ranks), default=0.0))
+    if queue >= _QUEUE_EVIDENCE_SECONDS:
+        edges += _pool_edges(span, earlier, {edge.task for edge in edges}, begin, execute_start)
+    predecessor = max(edges, key=lambda edge: earlier[edge.task].free_at(edge), default=None)
+    ready = begin if predecessor is None else min(earlier[predecessor.task].free_at(predecessor), execute_start)
+    role = role_of(span)
+    segments = [
+        *_segments_before(key, role, span, queue, ready, execute_start),
+        *_segments_during(key, role, span, execute_start, execute_end),
+    ]
+    collected = min(execute_end + span.collect.seconds, ended)
+    segments += [
+        Segment(execute_end, collected, key, role, Kind.COLLECT),
+        Segment(collected, ended, key, role, Kind.SCHEDULING),
+    ]
+    kept = tuple(segment for segment in segments if segment.end > segment.start)
+    return TaskTimeline(key, span, tuple(edges), predecessor, ready, execute_start, execute_end, ended, kept)
+
+
+def _latest_keys(names: Iterable[str], earlier: Mapping[str, TaskTimeline]) -> list[str]:
+    """Keys of upstream tasks; of a task that ran several times in the iteration, all runs so far."""
+    return [key for key in earlier for name in names if key == name or key.startswith(name + "#")]
+
+
+def _pool_edges(
+    span: TaskSpan, earlier: Mapping[str, TaskTimeline], upstream: set[str], begin: float, execute_start: float
+) -> list[Edge]:
+    """The task that held this one's pool until shortly before it ran, if there is one."""
+    ready = max((earlier[name].ended for name in upstream), default=begin)
+    holders = [
+        key
+        for key, other in earlier.items()
+        if key not in upstream and other.span.pool == span.pool and ready < other.execute_end <= execute_start
+    ]
+    if not holders:
+        return []
+    return [Edge(max(holders, key=lambda key: earlier[key].execute_end), is_pool=True)]
+
+
+def _segments_before(
+    key: str, role: str, span: TaskSpan, queue: float, ready: float, execute_start: float
+) -> list[Segment]:
+    """[ready, execute_start] from its end: serialise, queue, weights as far as measured; what is left is scheduling."""
+    segments: list[Segment] = []
+    cursor = execute_start
+    for kind, seconds in (
+        (Kind.SERIALIZE, span.dispatch.seconds),
+        (Kind.QUEUE, queue),
+        (Kind.WEIGHTS, span.waits.weights),
+    ):
+        begin = max(ready, cursor - seconds)
+        segments.append(Segment(begin, cursor, key, role, kind))
+        cursor = begin
+    segments.append(Segment(ready, cursor, key, CONTROLLER, Kind.SCHEDULING))
+    return segments[::-1]
+
+
+def _segments_during(key: str, role: str, span: TaskSpan, execute_start: float, execute_end: float) -> list[Segment]:
+    last = max(span.ranks, key=lambda rank: rank.end, default=None)
+    fetched = min(execute_start + (last.transfer_seconds if last is not None else 0.0), execute_end)
+    return [
+        Segment(execute_start, fetched, key, role, Kind.FETCH),
+        Segment(fetched, execute_end, key, role, Kind.EXECUTE),
+    ]
+
+
+Reductions = Mapping[tuple[str, Kind], float]
+"""Seconds to take off a task's segments of one kind, by (task key, kind)."""
+
+
+def replay_seconds(
+    timeline: Timeline, reductions: Reductions, *, gap_reduction: float = 0.0, freed: Collection[str] = ()
+) -> float:
+    """Step time if the given segments had been shorter, everything else as measured.
+
+    Each task starts when the last of its edges is free: a wait hidden behind another one saves nothing. `gap_reduction`
+    (0 to 1) takes off that share of the time between the last task and the end of the step. `freed` tasks do not queue
+    behind others on their pool.
+    """
+    free: dict[Edge, float] = {}
+    latest = timeline.start
+    for key, task in timeline.tasks.items():
+        edges = [edge for edge in task.edges if not (edge.is_pool and key in freed)]
+        now = max((free[edge] for edge in edges), default=timeline.start)
+        if task.predecessor in edges and task.predecessor is not None:  # overlaps that were cut stay cut
+            now -= max(0.0, timeline.tasks[task.predecessor.task].free_at(task.predecessor) - task.ready)
+        seconds = dict.fromkeys(Kind, 0.0)
+        after = 0.0
+        for segment in task.segments:
+            if segment.kind is Kind.SCHEDULING and segment.start >= task.execute_end:
+                after += segment.seconds
+            else:
+                seconds[segment.kind] += segment.seconds
+        left = {kind: max(0.0, value - reductions.get((key, kind), 0.0)) for kind, value in seconds.items()}
+        after = max(0.0, after - max(0.0, reductions.get((key, Kind.SCHEDULING), 0.0) - seconds[Kind.SCHEDULING]))
+        now += sum(left[kind] for kind in _BEFORE)
+        free[Edge(key, is_pool=True)] = now
+        now += left[Kind.COLLECT] + after
+        free[Edge(key)] = now
+        latest = max(latest, now)
+    last = timeline.last
+    tail = timeline.end - (last.ended if last is not None else timeline.start)
+    return latest - timeline.start + tail * (1.0 - gap_reduction)
