@@ -1,6 +1,7 @@
 """Environment every process of a run needs, set before Ray, Prefect, vLLM or torch are imported."""
 
 import os
+import re
 
 DEFAULTS = {
     "RAY_AUTH_MODE": "token",
@@ -15,6 +16,37 @@ DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Telemetry to outside is off; Ray's listeners are on all interfaces whatever they are told, so its token stays on."""
+
+PROTECTED_ENV_KEYS = frozenset(
+    {
+        "WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "RAY_LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "WG_PREFIX",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "CUDA_VISIBLE_DEVICES",
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS",
+        "RAY_AUTH_MODE",
+        "CALLSHEET_RUN_ID",
+    }
+)
+"""Keys that the resource layer sets for every rank; a role's own `env` may not name them."""
+
+_SECRET_NAME = re.compile(r"(API_?KEY|ACCESS_KEY|_TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
+
+
+def is_secret_name(key: str) -> bool:
+    """Whether an environment variable of this name is likely to hold a secret: OPENAI_API_KEY, HF_TOKEN."""
+    return _SECRET_NAME.search(key) is not None
 
 
 def apply_defaults() -> None:

@@ -75,28 +75,29 @@ def apply_override(data: dict[str, Any], override: str) -> Problem | None:
         value = read_plain_yaml(text)
     except yaml.YAMLError:
         return Problem("--set", override, "the value is not YAML", "quote it, for example name='a: b'")
-    return _set(data, segments, value) or next(_interpolations(value, dotted), None)
+    return _set(data, "", segments, value) or next(_interpolations(value, dotted), None)
 
 
-def _set(data: dict[str, Any], segments: list[str], value: object) -> Problem | None:
-    here: Any = data  # a mapping or a list, as deep as the path goes
-    for position, segment in enumerate(segments):
-        path = ".".join(segments[: position + 1])
-        key: str | int = segment
-        if isinstance(here, list):
-            if not segment.isdecimal() or int(segment) >= len(here):
-                length = len(cast("list[object]", here))
-                return Problem("--set", path, f"the list has {length} entries", "give an index, counted from 0")
-            key = int(segment)
-        elif segment not in here or (here[segment] is None and position < len(segments) - 1):
-            here[segment] = {}
-        if position == len(segments) - 1:
-            here[key] = value
+def _set(here: object, walked: str, rest: list[str], value: object) -> Problem | None:
+    segment, rest = rest[0], rest[1:]
+    path = f"{walked}.{segment}" if walked else segment
+    if isinstance(here, list):
+        entries = cast("list[object]", here)
+        if not segment.isdecimal() or int(segment) >= len(entries):
+            return Problem("--set", path, f"the list has {len(entries)} entries", "give an index, counted from 0")
+        if not rest:
+            entries[int(segment)] = value
             return None
-        here = here[key]
-        if not isinstance(here, dict | list):
-            return Problem("--set", path, f"it holds {here!r}, which has no keys", "shorten the path")
-    return None
+        return _set(entries[int(segment)], path, rest, value)
+    if isinstance(here, dict):
+        section = cast("dict[str, object]", here)
+        if not rest:
+            section[segment] = value
+            return None
+        if section.get(segment) is None:
+            section[segment] = {}
+        return _set(section[segment], path, rest, value)
+    return Problem("--set", walked, f"it holds {here!r}, which has no keys", "shorten the path")
 
 
 def _find(source: str | Path) -> Path:

@@ -11,6 +11,7 @@ from configs.model import ModelConfig
 from configs.pools import PoolConfig, RoleConfig, RoleName
 from configs.reward import RewardConfig
 from configs.rollout import RolloutConfig
+from configs.rules import check_rules
 from configs.training import (
     CheckpointConfig,
     CodeConfig,
@@ -61,13 +62,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
-        # Cross-section rules live in one place, configs/rules.py, so that each says its reason once.
-        from configs.rules import check_rules
-
         check_rules(self)
         return self
 
     @property
     def rows_per_iteration(self) -> int:
-        """B = P * G."""
+        """B = P * G, before a source's own group size is counted."""
         return self.data.prompts_per_iteration * self.rollout.group_size

@@ -62,4 +62,4 @@ PlainLoader.add_constructor("tag:yaml.org,2002:int", _plain_int)
 
 def read_plain_yaml(text: str) -> object:
     """The data in `text`. Raises yaml.YAMLError, with line and column, for anything malformed."""
-    return yaml.load(text, Loader=PlainLoader)  # noqa: S506 - PlainLoader is a SafeLoader
+    return yaml.load(text, Loader=PlainLoader)

@@ -1,0 +1,143 @@
+"""Rules about sizes: rows, groups, mini-batches, lengths and token budgets."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from configs.layout import data_parallel_size
+from configs.problems import Problem
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+
+
+def divisors_near(total: int, wanted: int, count: int = 4) -> list[int]:
+    """The divisors of `total` nearest to `wanted`, in rising order.
+
+    >>> divisors_near(96, 5)
+    [3, 4, 6, 8]
+    """
+    divisors = [number for number in range(1, total + 1) if total % number == 0]
+    return sorted(sorted(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))[:count])
+
+
+def multiples_near(step: int, wanted: int) -> list[int]:
+    """The two multiples of `step` around `wanted`, zero left out.
+
+    >>> multiples_near(6, 50)
+    [48, 54]
+    """
+    below = wanted // step * step
+    return [multiple for multiple in (below, below + step) if multiple > 0]
+
+
+def groups_have_siblings(config: "RunConfig") -> Iterator[Problem]:
+    """A lone response has zero advantage, or none at all."""
+    if config.algorithm.is_group_relative:
+        sizes = {"rollout.group_size": config.rollout.group_size}
+        for index, source in enumerate(config.data.sources):
+            if source.group_size is not None:
+                sizes[f"data.sources.{index}.group_size"] = source.group_size
+        for path, size in sizes.items():
+            if size < 2:
+                rule = f"{config.algorithm.name} needs at least 2, since a lone response has zero advantage"
+                yield Problem(path, size, rule, "set it to 2 or more (8 is usual), or use algorithm.name ppo")
+    if config.algorithm.name == "pass_at_k" and config.algorithm.pass_k > config.rollout.group_size:
+        rule = f"pass@k looks at k of rollout.group_size = {config.rollout.group_size} responses"
+        yield Problem("algorithm.pass_k", config.algorithm.pass_k, rule, "lower it, or sample more responses")
+
+
+def mini_batches_divide_the_rows(config: "RunConfig") -> Iterator[Problem]:
+    """Optimizer steps are of equal size, and every rank has a row in each."""
+    rows, minis = config.rows_per_iteration, config.algorithm.num_mini_batches
+    if rows % minis and not any(source.group_size for source in config.data.sources):
+        rule = (
+            f"data.prompts_per_iteration x rollout.group_size = {config.data.prompts_per_iteration} x "
+            f"{config.rollout.group_size} = {rows} rows do not divide by it"
+        )
+        yield Problem("algorithm.num_mini_batches", minis, rule, f"near values that do: {divisors_near(rows, minis)}")
+    trained = ["actor", "critic"] if config.algorithm.needs_critic else ["actor"]
+    for duty in trained:
+        ranks = data_parallel_size(config, duty)
+        if rows // minis < ranks:
+            rule = f"a mini-batch then has {rows // minis} rows for the {ranks} data-parallel ranks of the {duty}"
+            yield Problem(
+                "algorithm.num_mini_batches", minis, rule, f"use at most {max(1, rows // ranks)}, or more prompts"
+            )
+
+
+def lengths_fit(config: "RunConfig") -> Iterator[Problem]:
+    """Prompt and response fit the engine, the positions, and a micro-batch."""
+    prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
+    longest = prompt + response
+    said = f"data.max_prompt_length + rollout.max_response_length = {prompt} + {response} = {longest} tokens"
+    limit = config.rollout.max_model_length
+    if limit is not None and limit < longest:
+        rule = f"{said} must fit in it"
+        yield Problem("rollout.max_model_length", limit, rule, f"set it to {longest} or leave it out")
+    shape = config.model.shape
+    needed = max(longest, limit or 0)
+    if shape is not None and shape.max_positions < needed:
+        rule = f"{said} must have positions"
+        yield Problem("model.shape.max_positions", shape.max_positions, rule, f"raise it to {needed}, or shorten")
+    for duty in ("actor", "critic"):
+        section = config.actor if duty == "actor" else config.critic
+        budget = section.micro_batch_tokens
+        if budget is not None and budget < longest:
+            rule = f"{said} must fit in one micro-batch"
+            yield Problem(f"{duty}.micro_batch_tokens", budget, rule, f"raise it to at least {longest}")
+
+
+def overlong_penalty_acts(config: "RunConfig") -> Iterator[Problem]:
+    """A penalty that starts beyond the longest response would silently do nothing."""
+    overlong = config.algorithm.overlong
+    if overlong is not None and overlong.max_length - overlong.buffer >= config.rollout.max_response_length:
+        start, longest = overlong.max_length - overlong.buffer, config.rollout.max_response_length
+        rule = f"less its buffer of {overlong.buffer} the penalty starts at {start}, and no response passes {longest}"
+        yield Problem("algorithm.overlong.max_length", overlong.max_length, rule, f"set it to {longest}")
+
+
+def kl_settings_act(config: "RunConfig") -> Iterator[Problem]:
+    """What steers or refreshes the reference needs a reference."""
+    kl = config.algorithm.kl
+    if kl.coef == 0.0:
+        if kl.controller == "adaptive":
+            rule = "algorithm.kl.coef is 0, and a multiple of 0 stays 0"
+            yield Problem("algorithm.kl.controller", kl.controller, rule, "give coef a start, for example 0.001")
+        if kl.refresh_every is not None:
+            rule = "algorithm.kl.coef is 0, so there is no reference to refresh"
+            yield Problem("algorithm.kl.refresh_every", kl.refresh_every, rule, "set coef above 0, or leave it out")
+    if kl.refresh_every is not None and config.model.lora is not None:
+        rule = "with model.lora the reference is the base model, which never changes"
+        yield Problem("algorithm.kl.refresh_every", kl.refresh_every, rule, "leave it out, or train without LoRA")
+
+
+def critic_settings_act(config: "RunConfig") -> Iterator[Problem]:
+    """Warm-up iterations are for a critic, and end before the run does."""
+    warmup = config.algorithm.critic_warmup_iterations
+    path = "algorithm.critic_warmup_iterations"
+    if warmup and not config.algorithm.needs_critic:
+        yield Problem(path, warmup, f"algorithm {config.algorithm.name} has no critic", "set it to 0")
+    elif warmup >= config.iterations:
+        rule = f"the run has {config.iterations} iterations, so the actor would never learn"
+        yield Problem(path, warmup, rule, "make it smaller than iterations")
+    if config.critic.from_reward_model and config.critic.model is None:
+        rule = "critic.model is not set, so there is no reward model to start from"
+        yield Problem("critic.from_reward_model", True, rule, "give critic.model the reward model's path")
+
+
+def dynamic_sampling_has_groups(config: "RunConfig") -> Iterator[Problem]:
+    """Whether a group has signal is a question about siblings."""
+    if config.algorithm.dynamic_sampling.enabled and not config.algorithm.is_group_relative:
+        rule = f"algorithm {config.algorithm.name} does not compare siblings, so no group is without signal"
+        yield Problem("algorithm.dynamic_sampling.enabled", True, rule, "turn it off, or use a group algorithm")
+
+
+RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
+    groups_have_siblings,
+    mini_batches_divide_the_rows,
+    lengths_fit,
+    overlong_penalty_acts,
+    kl_settings_act,
+    critic_settings_act,
+    dynamic_sampling_has_groups,
+)

@@ -1,0 +1,186 @@
+"""Rules about what is sampled, scored and taught: sources, graders, engines, teachers, staleness."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from configs.layout import HYBRID_ROLES, duties, num_workers, placed
+from configs.problems import MISSING, Problem
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+
+_ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_IMPORT_PATH = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+def graders_cover_sources(config: "RunConfig") -> Iterator[Problem]:
+    """Every source has a grader, every grader a source, and names are told apart."""
+    names = Counter(grader.name for grader in config.reward.graders)
+    for name, times in names.items():
+        if times > 1:
+            yield Problem("reward.graders", name, f"{times} graders have this name", "rename one of them")
+    known = {source.name for source in [*config.data.sources, *config.validation.sources]}
+    for index, grader in enumerate(config.reward.graders):
+        for name in sorted(set(grader.sources) - known):
+            path = f"reward.graders.{index}.sources"
+            yield Problem(path, name, "no source has this name", f"sources are {sorted(known)}")
+    if all(grader.sources for grader in config.reward.graders):
+        scored = {name for grader in config.reward.graders for name in grader.sources}
+        for source in [*config.data.sources, *config.validation.sources]:
+            if source.name not in scored:
+                rule = "no grader scores this source"
+                yield Problem(
+                    "reward.graders", source.name, rule, "add it to a grader's sources, or leave sources empty"
+                )
+
+
+def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
+    """Validating on nothing would report nothing."""
+    if config.validation.every and not config.validation.sources:
+        rule = "validation.sources is empty"
+        yield Problem("validation.every", config.validation.every, rule, "name held-out sources, or set it to 0")
+
+
+def secrets_are_named(config: "RunConfig") -> Iterator[Problem]:
+    """Keys come from the environment by name; an address carries none."""
+    addresses = [("prefect.api_url", config.prefect.api_url), ("ray.address", config.ray.address)]
+    for index, grader in enumerate(config.reward.graders):
+        addresses.append((f"reward.graders.{index}.url", grader.url))
+        if grader.judge is not None:
+            path = f"reward.graders.{index}.judge"
+            addresses.append((f"{path}.base_url", grader.judge.base_url))
+            name = grader.judge.api_key_env
+            if name is not None and not _ENV_NAME.match(name):
+                rule = "it must be the name of an environment variable, never the key itself"
+                yield Problem(f"{path}.api_key_env", "(hidden)", rule, "for example OPENAI_API_KEY")
+    for path, address in addresses:
+        if address is not None and "@" in urlsplit(address if "//" in address else f"//{address}").netloc:
+            yield Problem(path, "(hidden)", "an address must not carry a password", "take the part before @ out")
+
+
+def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
+    """`module:function` names a function; anything else fails an hour later on another node."""
+    given = {
+        "algorithm.advantage": config.algorithm.advantage,
+        "algorithm.loss": config.algorithm.loss,
+        **{f"roles.{role}.worker": where.worker for role, where in config.roles.items()},
+    }
+    for index, grader in enumerate(config.reward.graders):
+        if grader.kind == "python":
+            given[f"reward.graders.{index}.function"] = grader.function
+    for index, source in enumerate(config.data.sources):
+        if source.kind == "python":
+            given[f"data.sources.{index}.path"] = source.path
+    for index, function in enumerate(config.rollout.tools.functions if config.rollout.tools else ()):
+        given[f"rollout.tools.functions.{index}"] = function
+    for path, value in given.items():
+        if value is not None and not _IMPORT_PATH.match(value):
+            yield Problem(path, value, "an import path is package.module:name", "for example my_project.rewards:score")
+
+
+def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
+    """Settings of one engine or way of sync are refused where they would be ignored."""
+    rollout = config.rollout
+    if rollout.servers.enabled and rollout.engine != "vllm":
+        rule = f"rollout.engine is {rollout.engine!r}, which takes no single requests"
+        yield Problem("rollout.servers.enabled", True, rule, "use engine vllm, or turn servers off")
+    if rollout.servers.openai_port is not None and not rollout.servers.enabled:
+        rule = "rollout.servers.enabled is false, so nothing would listen"
+        yield Problem("rollout.servers.openai_port", rollout.servers.openai_port, rule, "enable servers")
+    if rollout.tools is not None and not rollout.tools.functions and rollout.tools.environment is None:
+        yield Problem(
+            "rollout.tools", "given", "it names neither functions nor an environment", "name one, or remove it"
+        )
+    is_one_process = _actor_and_rollout_share_a_process(config)
+    if rollout.weight_sync == "in_process" and not is_one_process:
+        rule = "actor and rollout are processes of their own"
+        yield Problem("rollout.weight_sync", "in_process", rule, "fuse the two roles, or use auto")
+    if rollout.weight_sync == "process_group" and is_one_process:
+        rule = "actor and rollout are one process, which cannot be two ranks"
+        yield Problem("rollout.weight_sync", "process_group", rule, "use auto")
+    if config.data.chat_template and config.model.build is not None and config.model.tokenizer_path is None:
+        rule = f"model.build is {config.model.build!r}, whose character tokenizer has no chat template"
+        yield Problem("data.chat_template", True, rule, "turn it off, or give model.tokenizer_path")
+
+
+def rollouts_run_ahead_in_their_own_process(config: "RunConfig") -> Iterator[Problem]:
+    """One process cannot sample the next batch while it updates."""
+    if config.async_depth > 0 and _actor_and_rollout_share_a_process(config):
+        role = duties(config)["rollout"]
+        rule = f"{role} does the actor's work in the same process, so no rollout can run beside an update"
+        yield Problem(
+            "async_depth", config.async_depth, rule, "give rollout a pool of its own, or set async_depth to 0"
+        )
+
+
+def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:
+    """A distillation has teachers, each with a name, a source and a worker; nothing else has."""
+    if config.algorithm.name == "distillation" and config.distillation is None:
+        rule = "algorithm.name is distillation"
+        yield Problem("distillation", MISSING, rule, "add the section, for example distillation: {coef: 1.0}")
+    if config.distillation is not None and not config.teachers:
+        yield Problem("teachers", MISSING, "distillation is set, and nobody teaches", "name at least one teacher")
+    if config.teachers and config.distillation is None and config.algorithm.name != "distillation":
+        yield Problem("teachers", len(config.teachers), "there is no distillation section", "add it, or remove them")
+    known = {source.name for source in config.data.sources}
+    names = Counter(teacher.name for teacher in config.teachers)
+    for name in [name for name, times in names.items() if times > 1]:
+        yield Problem("teachers", name, "two teachers have this name", "rename one of them")
+    for index, teacher in enumerate(config.teachers):
+        for name in sorted(set(teacher.sources) - known):
+            path = f"teachers.{index}.sources"
+            yield Problem(path, name, "no training source has this name", f"sources are {sorted(known)}")
+        mine, student = teacher.model.shape, config.model.shape
+        if mine is not None and student is not None and mine.vocab_size != student.vocab_size:
+            rule = f"the student's is {student.vocab_size}, and tokens are compared one by one"
+            path = f"teachers.{index}.model.shape.vocab_size"
+            yield Problem(path, mine.vocab_size, rule, "use a teacher with the student's tokenizer")
+    yield from _teacher_pool(config, set(names))
+
+
+def _teacher_pool(config: "RunConfig", names: set[str]) -> Iterator[Problem]:
+    for role, where in config.roles.items():
+        if where.teachers and role != "teacher":
+            yield Problem(f"roles.{role}.teachers", where.teachers, "only the teacher role has them", "remove it")
+        for name in sorted(set(where.teachers) - names):
+            yield Problem(f"roles.{role}.teachers", name, "no teacher has this name", f"teachers are {sorted(names)}")
+    if "teacher" in duties(config) and names:
+        workers = num_workers(config, "teacher")
+        if workers < len(names):
+            rule = f"{len(names)} teachers need a worker each"
+            yield Problem("roles.teacher.workers", workers, rule, f"raise it to at least {len(names)}")
+
+
+def local_cluster_settings_act(config: "RunConfig") -> Iterator[Problem]:
+    """Sizes of a local cluster mean nothing to one that already runs."""
+    if config.ray.address is not None:
+        for name, value in (("num_cpus", config.ray.num_cpus), ("num_gpus", config.ray.num_gpus)):
+            if value is not None:
+                rule = f"ray.address is {config.ray.address!r}, and that cluster has its own size"
+                yield Problem(f"ray.{name}", value, rule, "remove one of the two")
+    if config.prefect.api_url is not None and config.prefect.home is not None:
+        rule = f"prefect.api_url is {config.prefect.api_url!r}, and that server has its own database"
+        yield Problem("prefect.home", config.prefect.home, rule, "remove one of the two")
+
+
+def _actor_and_rollout_share_a_process(config: "RunConfig") -> bool:
+    table = duties(config)
+    if table["actor"] == table["rollout"]:
+        return table["actor"] in HYBRID_ROLES
+    actor, rollout = placed(config, "actor"), placed(config, "rollout")
+    return actor.colocate == rollout.colocate == "fused" and actor.pool == rollout.pool
+
+
+RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
+    graders_cover_sources,
+    validation_has_prompts,
+    secrets_are_named,
+    import_paths_are_whole,
+    engine_settings_act,
+    rollouts_run_ahead_in_their_own_process,
+    teachers_are_routed,
+    local_cluster_settings_act,
+)
