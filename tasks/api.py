@@ -1,0 +1,208 @@
+"""The Prefect API of a run: start or reach a server, wait out its outages, see from every node, notice a cancel."""
+
+import contextlib
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import httpx
+import ray
+from prefect.client.orchestration import get_client
+from prefect.events.worker import EventsWorker
+from prefect.exceptions import ObjectNotFound
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    temporary_settings,
+)
+from prefect.settings.context import get_current_settings
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from configs.training import PrefectConfig
+from resources.prefect_server import PrefectServer, is_healthy
+
+REACH_SECONDS = 5.0
+"""A server that is named but does not answer within this is refused."""
+PROBE_SECONDS = 30.0
+
+
+class ApiUnreachable(RuntimeError):
+    """Prefect's API does not answer: from where, at which address, why, and what to do."""
+
+
+@contextlib.contextmanager
+def prefect_api(config: PrefectConfig) -> Iterator[str]:
+    """Settings under which flows of this process run; yields the API's URL.
+
+    `prefect.api_url`, then PREFECT_API_URL, name a running server, which has to answer within seconds; without
+    either the embedded server is started or joined, and given up at the end. Raises ApiUnreachable or
+    PrefectServerError.
+    """
+    url = config.api_url or _configured_url()
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            server = PrefectServer(config.home, start_timeout_seconds=config.start_timeout_seconds)
+            url = stack.enter_context(server).api_url
+        else:
+            _require_reachable(url)
+        stack.enter_context(
+            temporary_settings(
+                {
+                    PREFECT_API_URL: url,
+                    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
+                    # A subflow otherwise ends with up to a second of waiting for its heartbeat thread.
+                    PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+                }
+            )
+        )
+        try:
+            yield url
+        finally:
+            flush()
+
+
+def flush() -> None:
+    """Send the events and log lines that this process still holds; afterwards its server may go."""
+    EventsWorker.drain_all()
+    APILogWorker.drain_all()
+
+
+def _configured_url() -> str | None:
+    return get_current_settings().api.url or os.environ.get("PREFECT_API_URL") or None
+
+
+def _require_reachable(url: str) -> None:
+    end = time.monotonic() + REACH_SECONDS
+    while (reason := is_healthy(url)) is not None:
+        if time.monotonic() >= end:
+            raise ApiUnreachable(
+                f"no Prefect server answers at {url} ({reason}); start it with `prefect server start`, correct"
+                " prefect.api_url or PREFECT_API_URL, or leave both out to use the embedded server"
+            )
+        time.sleep(0.2)
+
+
+def ui_url(api_url: str) -> str:
+    """Where a person looks.
+
+    >>> ui_url("http://127.0.0.1:4200/api")
+    'http://127.0.0.1:4200'
+    """
+    return api_url.rstrip("/").removesuffix("/api")
+
+
+def wait_for_api(deadline_seconds: float, api_url: str | None = None) -> float:
+    """Wait until the API answers; returns the seconds it took. Raises ApiUnreachable after `deadline_seconds`."""
+    url = api_url or _configured_url()
+    if url is None:
+        raise ApiUnreachable("no Prefect API is configured; run inside `with prefect_api(...)` or set PREFECT_API_URL")
+    begun = time.monotonic()
+    while (reason := is_healthy(url)) is not None:
+        if time.monotonic() - begun >= deadline_seconds:
+            raise ApiUnreachable(
+                f"Prefect's API at {url} has not answered for {deadline_seconds:g} s ({reason}); the run can be resumed"
+            )
+        time.sleep(0.25)
+    return time.monotonic() - begun
+
+
+def _probe(url: str) -> str | None:
+    """Runs on each node; None when the API answers there."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5.0) as answer:
+            return None if answer.status == 200 else f"status {answer.status}"
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
+
+
+def check_from_nodes(api_url: str | None = None, deadline_seconds: float = PROBE_SECONDS) -> dict[str, str]:
+    """Ask the API from every node of the cluster; returns node id -> IP. Raises ApiUnreachable naming the nodes that cannot.
+
+    A host that cannot reach the API would lose its task rows in silence.
+    """
+    url = api_url or _configured_url() or ""
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    probe = ray.remote(_probe)
+    asked: dict[Any, str] = {
+        probe.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote(url): node
+        for node in nodes
+    }
+    done, pending = ray.wait(list(asked), num_returns=len(asked), timeout=deadline_seconds)
+    failed = {nodes[asked[ref]]: f"did not answer within {deadline_seconds:g} s" for ref in pending}
+    for ref in done:
+        reason = ray.get(ref)
+        if reason is not None:
+            failed[nodes[asked[ref]]] = reason
+    if failed:
+        where = "; ".join(f"node {node}: {reason}" for node, reason in sorted(failed.items()))
+        loopback = (
+            " A loopback address is only reached from its own machine."
+            if "127.0.0.1" in url or "localhost" in url
+            else ""
+        )
+        raise ApiUnreachable(
+            f"Prefect's API at {url} is not reached from every node ({where}).{loopback} Run a Prefect server that all"
+            " nodes reach and name it in prefect.api_url"
+        )
+    return nodes
+
+
+class RunCancelled(RuntimeError):
+    """Somebody cancelled the flow run, in the UI or with `prefect flow-run cancel`."""
+
+
+class CancelWatch:
+    """Looks every few seconds whether a flow run was cancelled; `check()` raises RunCancelled once it was."""
+
+    def __init__(self, flow_run_id: UUID | str, every_seconds: float = 2.0) -> None:
+        self._id = UUID(str(flow_run_id))
+        self._every = every_seconds
+        self._stop = threading.Event()
+        self._cancelled = threading.Event()
+        self._context = get_current_settings()
+        self._thread = threading.Thread(target=self._look, name="cancel-watch", daemon=True)
+
+    def __enter__(self) -> "CancelWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10.0)
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def check(self) -> None:
+        if self.is_cancelled:
+            raise RunCancelled(f"flow run {self._id} was cancelled")
+
+    def _look(self) -> None:
+        with temporary_settings({PREFECT_API_URL: self._context.api.url}):
+            while not self._stop.wait(self._every) and not self._cancelled.is_set():
+                try:
+                    with get_client(sync_client=True) as client:
+                        self._watch_with(client)
+                except httpx.HTTPError:
+                    continue  # an outage; it is looked again
+
+    def _watch_with(self, client: Any) -> None:
+        while not self._stop.is_set():
+            try:
+                state = client.read_flow_run(self._id).state
+            except ObjectNotFound:  # deleted in the UI
+                state = None
+            if state is None or state.is_cancelling() or state.is_cancelled():
+                self._cancelled.set()
+                return
+            self._stop.wait(self._every)

@@ -1,0 +1,294 @@
+"""The task host: one Ray actor per pool, in bundle 0, that runs Prefect's engine and calls the pool's workers.
+
+It keeps one Prefect client open (opening one per task costs 40 ms), owns the batch table and the handles of the
+worker groups. It computes nothing: a step that needs CPU time asks a worker for it.
+"""
+
+import contextlib
+import contextvars
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import EngineContext, SyncClientContext
+from prefect.events.worker import EventsWorker
+from prefect.results import ResultStore
+from prefect.task_engine import run_task_sync
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.collections import visit_collection
+
+from resources.rows import Rows, ShardRef
+from resources.store import BatchHandle, BatchStore, StoreView
+from resources.telemetry.spans import RankSpan
+from tasks.call import FlowRunFacts, TaskCall, Upstream, decode, encode, resolve_task
+from tasks.step import Step
+
+MAX_CONCURRENT_STEPS = 8
+"""More steps than that of one pool never run at a time: the DAG has nine."""
+
+
+@dataclass(kw_only=True)
+class HostContext:
+    """What a step's body can reach; get it with `host()`."""
+
+    pool: str
+    run_id: str
+    store: StoreView
+    config: Any = None
+    """The run's `RunConfig`."""
+    groups: dict[str, Any] = field(default_factory=dict)
+    """Duty (actor, rollout, critic, ...) -> worker group."""
+    services: dict[str, Any] = field(default_factory=dict)
+    """Managers that are no worker group (reward loop, rollout servers, teachers), by name."""
+
+    def group(self, duty: str) -> Any:
+        """Worker group that does `duty`. Raises LookupError naming those there are."""
+        if duty not in self.groups:
+            raise LookupError(f"no worker group does {duty!r} in this run; there are {sorted(self.groups)}")
+        return self.groups[duty]
+
+    def service(self, name: str) -> Any:
+        """Manager `name`. Raises LookupError naming those there are."""
+        if name not in self.services:
+            raise LookupError(f"no service {name!r} in this run; there are {sorted(self.services)}")
+        return self.services[name]
+
+    def read(
+        self, *handles: BatchHandle | None, columns: Sequence[str] | None = None, wait_seconds: float = 0.0
+    ) -> Rows:
+        """The columns that the running step declared (or `columns`), by reference.
+
+        Pass every handle whose columns are wanted; None is skipped, so an absent branch of the DAG needs no `if`.
+        """
+        named = [handle for handle in handles if handle is not None]
+        current = _CURRENT.get()
+        if columns is None:
+            if current is None:
+                raise ValueError("no step runs here, so no columns are declared; name them")
+            columns = current.reads
+        if current is not None:
+            current.read_from.update((handle.pool, handle.batch_id) for handle in named)
+        return self.store.rows(named, columns, wait_seconds)
+
+    def add(self, batch: BatchHandle | str, shards: Sequence[ShardRef]) -> BatchHandle:
+        """Put the workers' new columns into this pool's table. Raises ValueError for a column the step did not declare."""
+        current = _CURRENT.get()
+        if current is not None:
+            added = {column for shard in shards for column in shard.columns} - {"row_ids", "group_ids"}
+            undeclared = sorted(added - set(current.writes))
+            if undeclared:
+                raise ValueError(
+                    f"step {current.task!r} adds columns {undeclared} but declares writes={sorted(current.writes)}"
+                )
+        return self.store.own.add(batch if isinstance(batch, str) else batch.batch_id, shards)
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """The step that runs in this thread."""
+
+    task: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    read_from: set[tuple[str, str]] = field(default_factory=set)
+    started: float = 0.0
+    ended: float = 0.0
+    ranks: tuple[RankSpan, ...] = ()
+
+
+_CURRENT: contextvars.ContextVar[_Running | None] = contextvars.ContextVar("callsheet_step", default=None)
+_HOST: list[HostContext] = []
+
+
+def host() -> HostContext:
+    """The context of the task host this process is. Raises RuntimeError anywhere else."""
+    if not _HOST:
+        raise RuntimeError(
+            "this process is no task host; submit the step from a flow that runs with PoolTaskRunner, or use_host() in a test"
+        )
+    return _HOST[-1]
+
+
+def current_pool() -> str:
+    """Pool of this task host; empty in any other process."""
+    return _HOST[-1].pool if _HOST else ""
+
+
+@contextlib.contextmanager
+def use_host(context: HostContext) -> Iterator[HostContext]:
+    """Let `host()` return `context`, so that a step's body (`step.fn`) runs in this process without Prefect and Ray."""
+    _HOST.append(context)
+    try:
+        yield context
+    finally:
+        _HOST.pop()
+
+
+@contextlib.contextmanager
+def measure_body() -> Iterator[_Running | None]:
+    """Time the body of the running step; yields None where no task host called it."""
+    current = _CURRENT.get()
+    if current is None:
+        yield None
+        return
+    current.started = time.monotonic()
+    try:
+        yield current
+    finally:
+        current.ended = time.monotonic()
+
+
+class TaskHost:
+    """The Ray actor; `tasks.hosts.start_hosts` makes it."""
+
+    def __init__(
+        self, pool: str, run_id: str, config: Any, readers: Mapping[str, Sequence[str]], incarnation: int
+    ) -> None:
+        self._context = HostContext(
+            pool=pool, run_id=run_id, config=config, store=StoreView(BatchStore(pool, readers, incarnation))
+        )
+        _HOST.append(self._context)
+        # Kept for life: a client per task costs two TLS contexts, and a result store resolves its storage anew.
+        self._client = SyncClientContext()
+        self._client.client.__enter__()
+        self._results = ResultStore()
+
+    @ray.method(concurrency_group="steps", num_returns=2)
+    def run(self, *upstream: bytes, call: bytes) -> tuple[bytes, dict[str, Any]]:
+        """Run one task; returns (its final Prefect state, encoded; its timing)."""
+        received = time.monotonic()
+        spec: TaskCall = decode(call)
+        task = resolve_task(spec.task)
+        states: list[State[Any]] = [decode(item) for item in upstream]
+        parameters = visit_collection(
+            dict(spec.parameters),
+            visit_fn=lambda value: states[value.index] if isinstance(value, Upstream) else value,
+            return_data=True,
+        )
+        is_step = isinstance(task, Step)
+        running = _Running(task=task.name, reads=task.reads if is_step else (), writes=task.writes if is_step else ())
+        token = _CURRENT.set(running)
+        try:
+            state = self._run_engine(task, spec, parameters, [states[place.index] for place in spec.wait_for])
+        finally:
+            _CURRENT.reset(token)
+        if state.is_completed():
+            self._context.store.release(
+                (BatchHandle(pool=pool, batch_id=batch) for pool, batch in running.read_from), task.name
+            )
+        ended = time.monotonic()
+        outcome = _encode_state(state)
+        timing = {
+            "node": ray.util.get_node_ip_address(),
+            "received": received,
+            "started": running.started or received,
+            "ended": running.ended or ended,
+            "collect_seconds": time.monotonic() - ended,
+            "collect_bytes": len(outcome),
+            "ranks": [rank.to_json() for rank in running.ranks],
+        }
+        return outcome, timing
+
+    def _run_engine(
+        self, task: Any, spec: TaskCall, parameters: dict[str, Any], wait_for: list[State[Any]]
+    ) -> State[Any]:
+        client_token = SyncClientContext.__var__.set(self._client)
+        try:
+            with self._flow_context(spec.flow_run):
+                return run_task_sync(
+                    task=task,
+                    task_run_id=spec.task_run_id,
+                    parameters=parameters,
+                    wait_for=wait_for,
+                    return_type="state",
+                )
+        finally:
+            SyncClientContext.__var__.reset(client_token)
+
+    @contextlib.contextmanager
+    def _flow_context(self, facts: FlowRunFacts | None) -> Iterator[None]:
+        if facts is None:
+            yield
+            return
+        flow_run = FlowRun(
+            id=facts.id,
+            flow_id=facts.flow_id,
+            name=facts.name,
+            run_count=facts.run_count,
+            tags=list(facts.tags),
+            deployment_id=facts.deployment_id,
+        )
+        context = EngineContext(
+            flow_run=flow_run,
+            client=self._client.client,
+            task_runner=ThreadPoolTaskRunner(),
+            result_store=self._results,
+            persist_result=False,
+            log_prints=False,
+            detached=True,
+        )
+        with context:
+            yield
+
+    def attach(self, groups: Mapping[str, Any], services: Mapping[str, Any]) -> None:
+        """Give the steps of this host these worker groups (by duty) and managers; earlier ones of the same name go."""
+        self._context.groups.update(groups)
+        self._context.services.update(services)
+
+    def connect(self, peers: Mapping[str, Any]) -> None:
+        """Handles of the other pools' hosts, whose tables this one may read."""
+        self._context.store.peers = {pool: peer for pool, peer in peers.items() if pool != self._context.pool}
+
+    @ray.method(concurrency_group="table")
+    def lookup(self, batch_id: str, columns: Sequence[str]) -> Any:
+        """For another host: what this pool's table has of a batch (see `BatchStore.lookup`)."""
+        return self._context.store.own.lookup(batch_id, columns)
+
+    @ray.method(concurrency_group="table")
+    def release(self, batch_id: str, step: str) -> None:
+        """For another host: `step` has read its columns."""
+        self._context.store.own.release(batch_id, step)
+
+    @ray.method(concurrency_group="table")
+    def drop(self, batch_id: str) -> None:
+        """Forget a batch."""
+        self._context.store.own.drop(batch_id)
+
+    @ray.method(concurrency_group="table")
+    def batch_ids(self) -> tuple[str, ...]:
+        return self._context.store.own.batch_ids()
+
+    @ray.method(concurrency_group="table")
+    def clock(self) -> tuple[str, float]:
+        """(node, its monotonic clock), for the clocks' offsets."""
+        return ray.util.get_node_ip_address(), time.monotonic()
+
+    def facts(self) -> dict[str, Any]:
+        """Who this is: process, node and its open Prefect client's address."""
+        return {
+            "pid": os.getpid(),
+            "node": ray.util.get_node_ip_address(),
+            "incarnation": self._context.store.own.incarnation,
+            "api_url": str(self._client.client.api_url),
+        }
+
+    def flush(self) -> None:
+        """Send the task events that still wait, so that every row is recorded."""
+        EventsWorker.drain_all()
+
+
+def _encode_state(state: State[Any]) -> bytes:
+    """A state whose exception does not survive pickling would take the whole outcome with it; its text is kept instead."""
+    if state.is_completed():
+        return encode(state)
+    try:
+        data = encode(state)
+        decode(data)  # exceptions with constructors of their own often pickle but do not come back
+        return data
+    except Exception as error:  # noqa: BLE001 - a user's exception class may raise anything while it is copied
+        text = f"{state.message} (the exception itself does not pickle: {error})"
+        return encode(state.model_copy(update={"data": RuntimeError(text)}))
