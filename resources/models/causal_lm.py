@@ -1,0 +1,234 @@
+"""Build or load a causal language model and its tokenizer from the configuration.
+
+Any `transformers` causal LM: a folder, a hub name, a GGUF file, or a tiny Llama built here. Weights are float32 as
+loaded; arithmetic in bfloat16 is the business of `sharding.py`. Code shipped beside weights is never run.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from configs.model import ModelConfig, ModelShape
+from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
+
+CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+DROPOUT_KEYS = (
+    "attention_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "dropout",
+    "embedding_dropout",
+)
+"""Dropout makes recomputed log-probs differ from those of the update, so it is off in every role."""
+
+
+class ModelError(ValueError):
+    """A model or tokenizer that cannot be used, and what to do about it."""
+
+
+def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
+    """The model in float32 on the CPU. `build: tiny` is a function of shape and seed alone.
+
+    Raises ModelError for a folder without weights or a model that is no causal LM.
+    """
+    if model.build == "tiny":
+        return _build_tiny(_shape(model), model.attention, seed)
+    path = _checked_path(model)
+    config = load_model_config(model)
+    _disable_dropout(config)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        path,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation=model.attention,
+        trust_remote_code=False,
+        gguf_file=model.gguf_file,
+    )
+    return loaded.float()
+
+
+def load_model_config(model: ModelConfig) -> PretrainedConfig:
+    """The architecture of the configured model."""
+    if model.build == "tiny":
+        return _tiny_config(_shape(model))
+    return AutoConfig.from_pretrained(_checked_path(model), trust_remote_code=False, **_gguf(model))
+
+
+def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer, checked against the model's embeddings.
+
+    Raises ModelError when it has more tokens than the model has embeddings, or no end-of-sequence token, or when
+    padding and end of sequence are one token.
+    """
+    config = load_model_config(model)
+    if model.build == "tiny" and model.tokenizer_path is None:
+        tokenizer = build_character_tokenizer(_shape(model).max_positions)
+    elif model.tokenizer_path is not None:
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path, trust_remote_code=False)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(_checked_path(model), trust_remote_code=False, **_gguf(model))
+    check_tokenizer(tokenizer, config)
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raise ModelError for a tokenizer that does not fit the model; give it a pad token where a spare one exists."""
+    vocab_size = int(config.get_text_config().vocab_size)
+    if len(tokenizer) > vocab_size:
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {vocab_size} embeddings; "
+            "point model.tokenizer_path at the model's own tokenizer"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError("the tokenizer has no end-of-sequence token, so no response could ever end; use one that has")
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.pad_token = _spare_token(tokenizer)
+
+
+def _spare_token(tokenizer: PreTrainedTokenizerBase) -> str:
+    known = tokenizer.get_vocab()
+    for token in ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>"):
+        if token in known and known[token] != tokenizer.eos_token_id:
+            return token
+    raise ModelError(
+        f"the tokenizer's pad token and end-of-sequence token are both {tokenizer.eos_token!r}, and it has no spare "
+        "token for padding; add one (tokenizer.add_special_tokens) and save the tokenizer to model.tokenizer_path"
+    )
+
+
+def prepare_model_folder(model: ModelConfig, seed: int, cache: Path = CACHE) -> Path:
+    """A folder with config.json, safetensors and tokenizer that `transformers` and vLLM both load.
+
+    A local folder is returned as it is. A tiny model is built and a GGUF file de-quantised once, into `cache`, under
+    a name made from what they depend on; several processes may ask at the same time.
+    """
+    if model.build is None and model.gguf_file is None and model.tokenizer_path is None:
+        path = _checked_path(model)
+        return Path(path)
+    target = cache / "models" / _fingerprint(model, seed)
+    if not (target / "config.json").exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
+        save_model_folder(build_causal_lm(model, seed), load_tokenizer(model), staging)
+        _publish(staging, target)
+    return target
+
+
+def save_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write weights (safetensors), config.json and tokenizer."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _publish(staging: Path, target: Path) -> None:
+    try:
+        staging.rename(target)
+    except OSError:
+        # Another process was first; its folder holds the same bytes.
+        if not (target / "config.json").exists():
+            raise
+        shutil.rmtree(staging)
+
+
+def _fingerprint(model: ModelConfig, seed: int) -> str:
+    facts = model.model_dump(include={"path", "build", "gguf_file", "tokenizer_path", "shape"}, mode="json")
+    if model.build is not None:
+        facts["seed"] = seed
+    if model.path is not None and model.gguf_file is not None:
+        stat = (Path(model.path) / model.gguf_file).stat()
+        facts["file"] = [stat.st_size, stat.st_mtime_ns]
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return f"{model.build or Path(model.path or '').name}-{digest}"
+
+
+def _checked_path(model: ModelConfig) -> str:
+    """`model.path`, once a local folder is known to hold a config and weights; hub names pass."""
+    path = str(model.path)
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        if path.startswith((".", "/", "~")):
+            raise ModelError(
+                f"model.path is {path!r}, which does not exist; give a folder with config.json and weights or a hub name"
+            )
+        return path
+    if model.gguf_file is not None:
+        if not (folder / model.gguf_file).is_file():
+            raise ModelError(
+                f"model.gguf_file is {model.gguf_file!r}, which is not in {folder}; it holds {_names(folder)}"
+            )
+        return str(folder)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model.path {folder} has no config.json; it holds {_names(folder)}")
+    if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+        raise ModelError(f"model.path {folder} has a config.json but no weights; it needs *.safetensors beside it")
+    return str(folder)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())[:8]
+
+
+def _gguf(model: ModelConfig) -> dict[str, str]:
+    return {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
+
+
+def _shape(model: ModelConfig) -> ModelShape:
+    if model.shape is None:
+        raise ModelError("model.shape is missing; a built model needs its sizes")
+    return model.shape
+
+
+def _tiny_config(shape: ModelShape) -> LlamaConfig:
+    if shape.vocab_size < VOCAB_SIZE:
+        raise ModelError(
+            f"model.shape.vocab_size is {shape.vocab_size}; the character tokenizer has {VOCAB_SIZE} tokens"
+        )
+    return LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads or shape.num_heads,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=shape.tied_embeddings,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        architectures=["LlamaForCausalLM"],
+        dtype="float32",
+    )
+
+
+def _build_tiny(shape: ModelShape, attention: str, seed: int) -> PreTrainedModel:
+    config = _tiny_config(shape)
+    config._attn_implementation = attention
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def _disable_dropout(config: PretrainedConfig) -> None:
+    for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
+        present = part.to_dict()
+        for key in DROPOUT_KEYS:
+            if present.get(key):
+                setattr(part, key, 0.0)

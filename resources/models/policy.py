@@ -1,0 +1,95 @@
+"""A causal language model as the policy: token ids in, log-probs and entropies out, logits never whole.
+
+It is one module, so that sharding wraps trunk and head together and all of it runs inside one forward call.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from resources.models.causal_lm import ModelError
+from resources.models.log_probs import HeadShape, chunked_log_probs, head_of, scatter_to_mask, shift_to_targets
+
+_PROBE_TOLERANCE = 1e-3
+"""Difference of logits, relative to their size, that rounding explains; a transform we missed is far larger."""
+
+
+class PolicyModel(nn.Module):
+    """The policy of `model`, scored `chunk_tokens` rows of logits at a time.
+
+    Raises ModelError when the logits of `model` are not what its head makes of its last hidden state (times a scale,
+    soft-capped, as its config says): such a head would be scored wrongly.
+    """
+
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int = 1024) -> None:
+        super().__init__()
+        self.lm = model
+        self.chunk_tokens = chunk_tokens
+        self.head_shape = _head_shape(model)
+        _probe(model, self.head_shape)
+
+    @property
+    def trunk(self) -> nn.Module:
+        """Everything below the head."""
+        return getattr(self.lm, self.lm.base_model_prefix)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        mask: Tensor,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs of the tokens where `mask` holds, 0 elsewhere.
+
+        Args:
+            input_ids: [B, T] right-padded; the padding may hold any valid id, causal attention never reaches it.
+            mask: [B, T] bool; position 0 has no log-prob and must be False, so must the first token of a packed row.
+            temperature: of the sampling distribution.
+            with_entropy: also return [B, T] entropies.
+            position_ids: [B, T], only for rows that hold several sequences, each starting at position 0.
+
+        Returns:
+            float32 log-probs [B, T], and entropies or None.
+        """
+        hidden = self.trunk(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False
+        ).last_hidden_state  # [B, T, H]
+        head = head_of(self.lm)
+        log_probs, entropy = chunked_log_probs(
+            shift_to_targets(hidden)[mask],  # [N, H]
+            head.weight,
+            input_ids[mask],
+            temperature=temperature,
+            chunk_tokens=self.chunk_tokens,
+            with_entropy=with_entropy,
+            bias=head.bias,
+            shape=self.head_shape,
+        )
+        return scatter_to_mask(log_probs, mask), None if entropy is None else scatter_to_mask(entropy, mask)
+
+
+def _head_shape(model: PreTrainedModel) -> HeadShape:
+    facts = model.config.get_text_config().to_dict()
+    scale = float(facts.get("logit_scale") or 1.0) / float(facts.get("logits_scaling") or 1.0)
+    return HeadShape(logit_scale=scale, softcap=facts.get("final_logit_softcapping"))
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel, shape: HeadShape) -> None:
+    training = model.training
+    model.eval()
+    ids = torch.tensor([[0, 1, 2, 3]], device=model.device)
+    trunk, head = getattr(model, model.base_model_prefix), head_of(model)
+    logits = head(trunk(input_ids=ids, use_cache=False).last_hidden_state) * shape.logit_scale
+    if shape.softcap is not None:
+        logits = torch.tanh(logits / shape.softcap) * shape.softcap
+    expected = model(input_ids=ids, use_cache=False).logits
+    model.train(training)
+    gap = float((logits - expected).abs().max())
+    if not gap <= _PROBE_TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise ModelError(
+            f"{type(model).__name__} changes its logits by {gap:.3g} after the output head in a way that is not known "
+            "here; log-probs would be wrong. Known are logit_scale, logits_scaling and final_logit_softcapping"
+        )

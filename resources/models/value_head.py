@@ -1,0 +1,102 @@
+"""Scalar models on a language model's trunk: the critic (a value a token) and the reward model (a score a sequence)."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from configs.model import ModelConfig
+from resources.models.causal_lm import ModelError, build_causal_lm
+from resources.models.log_probs import shift_to_targets
+
+
+class ScalarModel(nn.Module):
+    """A trunk and a linear head with one output.
+
+    `head_name` is how the head is called where the weights are saved: `score` in `transformers`' own reward models.
+    """
+
+    def __init__(self, model: PreTrainedModel, score: nn.Linear) -> None:
+        super().__init__()
+        self.model = model
+        self.score = score
+
+    def forward(self, input_ids: Tensor, mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Values [B, T] float32: `values[b, t]` is read from the state before `input_ids[b, t]`; 0 outside `mask`."""
+        return torch.where(mask, shift_to_targets(self.read(input_ids, position_ids)), 0.0)
+
+    def read(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """The head's output [B, T] float32 at every token, that token included."""
+        hidden = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        return self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).float()
+
+
+class SequenceScorer(nn.Module):
+    """A reward model: one score a sequence, read at its last token."""
+
+    def __init__(self, scalar: ScalarModel) -> None:
+        super().__init__()
+        self.scalar = scalar
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Scores [B] float32 of right-padded `input_ids` [B, T] with `lengths` [B] real tokens; nan for length 0."""
+        outputs = self.scalar.read(input_ids)
+        last = outputs.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
+        return torch.where(lengths > 0, last, torch.nan)
+
+
+def build_value_model(model: ModelConfig, seed: int, *, from_reward_model: bool = False) -> ScalarModel:
+    """A critic: the trunk of the causal LM at `model` with a fresh head, or trunk and head of the reward model there.
+
+    The fresh head is a function of the seed, with outputs small enough to start near 0.
+    """
+    if from_reward_model:
+        return load_reward_model(model)
+    lm = build_causal_lm(model, seed)
+    trunk = getattr(lm, lm.base_model_prefix)
+    hidden_size = int(lm.config.get_text_config().hidden_size)
+    head = nn.Linear(hidden_size, 1, bias=False)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(seed + 1)
+        head.weight.normal_(0.0, 1.0 / (hidden_size + 1), generator=generator)
+    return ScalarModel(trunk, head)
+
+
+def load_reward_model(model: ModelConfig) -> ScalarModel:
+    """A reward model saved as a sequence classifier with one label.
+
+    Raises ModelError for a folder that holds something else: a fresh head would give scores without meaning.
+    """
+    if model.path is None:
+        raise ModelError(
+            "a reward model is loaded from model.path; a model built from a shape has never seen a preference"
+        )
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=False)
+    kinds = [name for name in (config.architectures or []) if name.endswith("ForSequenceClassification")]
+    if not kinds or config.num_labels != 1:
+        raise ModelError(
+            f"{model.path} holds {config.architectures} with {config.num_labels} labels; a reward model is a "
+            "...ForSequenceClassification with one label (problem: no trained scalar head to read a score from)"
+        )
+    loaded = AutoModelForSequenceClassification.from_pretrained(
+        model.path, dtype=torch.float32, attn_implementation=model.attention, trust_remote_code=False
+    )
+    head = loaded.score
+    if not isinstance(head, nn.Linear):
+        raise ModelError(
+            f"{model.path} has a {type(head).__name__} as its head; a linear head called `score` is expected"
+        )
+    return ScalarModel(getattr(loaded, loaded.base_model_prefix).float(), head.float())
+
+
+def save_reward_model(scalar: ScalarModel, folder: Path) -> None:
+    """Write trunk and head so that `load_reward_model` (and `transformers`) reads them."""
+    config = scalar.model.config
+    config.num_labels = 1
+    if config.pad_token_id is None:
+        config.pad_token_id = 0
+    whole = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    getattr(whole, whole.base_model_prefix).load_state_dict(scalar.model.state_dict())
+    whole.score.load_state_dict(scalar.score.state_dict(), strict=False)
+    whole.save_pretrained(folder)

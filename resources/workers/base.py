@@ -1,0 +1,150 @@
+"""What every worker that holds a model shares: its place among the ranks, its device, its clocks, its micro-batches.
+
+Workers are plain classes: they read RANK and its kin from the environment and can be used in-process, as rank 0 of 1.
+"""
+
+import os
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from configs.model import ModelConfig
+from configs.training import TrainedRoleConfig
+from resources.batch import row_lengths, select_rows
+from resources.micro_batches import fill_fraction, split_by_count, split_by_tokens
+from resources.models.sharding import CommunicationClock, ParallelLayout, join_ranks
+from resources.ranks import Mesh, device_index
+from resources.workers.padding import pad_rows, stand_in
+
+Status = dict[str, Any]
+"""JSON: `metrics` (sums and counts, see tasks/algorithms/diagnostics.py) and `spans` (times and facts of this rank)."""
+
+_DUMMY_TOKENS = 2
+
+
+def set_threads(threads: int | None) -> None:
+    """Threads of torch in this process. vLLM replaces `torch.set_num_threads` by a no-op, so the original is called."""
+    if threads is not None:
+        torch._C.set_num_threads(threads)
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """The accelerator of this rank, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    index = device_index(os.environ.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    return torch.device("cpu") if index is None else torch.device("cuda", index)
+
+
+class Stopwatch:
+    """Where the seconds of one call went, and what it worked on."""
+
+    def __init__(self, rank: int, device: torch.device, clock: CommunicationClock) -> None:
+        self.rank, self.device, self.clock = rank, device, clock
+        self.phases = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+        self.facts: dict[str, float] = {}
+        self._start, self._cpu, self._communicated = time.monotonic(), time.process_time(), clock.seconds
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a block, less the collectives inside it."""
+        start, communicated = time.monotonic(), self.clock.seconds
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.phases[name] += time.monotonic() - start - (self.clock.seconds - communicated)
+
+    def spans(self) -> dict[str, float]:
+        """The record of this rank: fields of `RankSpan` and facts by the names in `telemetry/facts.py`."""
+        end = time.monotonic()
+        tokens = self.facts.get("tokens", 0)
+        return {
+            "rank": self.rank,
+            "start": self._start,
+            "end": end,
+            "cpu_seconds": time.process_time() - self._cpu,
+            "communication_seconds": self.clock.seconds - self._communicated,
+            "tokens_per_second": tokens / max(end - self._start, 1e-9),
+            "peak_memory_bytes": _peak_memory(self.device),
+            **{f"{name}_seconds": seconds for name, seconds in self.phases.items()},
+            **self.facts,
+        }
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class ModelWorker:
+    """Base of the workers that hold a model."""
+
+    role = "model"
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        settings: TrainedRoleConfig,
+        seed: int,
+        *,
+        threads: int | None = None,
+        tensor_parallel: int = 1,
+        sequence_parallel: int = 1,
+    ) -> None:
+        set_threads(threads)
+        self.model_config, self.settings, self.seed = model, settings, seed
+        self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = choose_device(int(os.environ.get("LOCAL_RANK", "0")))
+        mesh = Mesh(tp=tensor_parallel, sp=sequence_parallel)
+        self.layout: ParallelLayout = join_ranks(self.rank, self.world_size, mesh, self.device.type)
+        self.clock = CommunicationClock()
+        self.num_parameters = 0
+
+    def stopwatch(self) -> Stopwatch:
+        """A new one, for one call."""
+        watch = Stopwatch(self.rank, self.device, self.clock)
+        watch.facts["num_parameters"] = self.num_parameters
+        return watch
+
+    def scoring_batches(self, rows: TensorDictBase, watch: Stopwatch) -> list[list[int]]:
+        """Positions of `rows` per forward pass without gradients; as many passes on every rank."""
+        lengths = row_lengths(rows.get("input_ids")).tolist()
+        size = self.settings.log_prob_micro_batch_size or self.settings.micro_batch_size
+        budget = self.settings.micro_batch_tokens
+        batches = split_by_count(lengths, size) if budget is None else split_by_tokens(lengths, budget)
+        watch.facts |= {
+            "rows": len(lengths),
+            "tokens": sum(lengths),
+            "micro_batches": len(batches),
+            "micro_batch_fill": fill_fraction(lengths, batches),
+        }
+        if self.world_size > 1:
+            busiest = torch.tensor(len(batches), device=self.device)
+            with self.clock:
+                dist.all_reduce(busiest, op=dist.ReduceOp.MAX)
+            batches += [[] for _ in range(int(busiest) - len(batches))]
+        return batches
+
+    def micro_batch(self, rows: TensorDictBase, row_ids: Sequence[int]) -> dict[str, Tensor]:
+        """The rows padded to the longest of them, on the device; a stand-in with nothing to train for no rows."""
+        multiple = self.layout.mesh.sp
+        if len(row_ids) == 0:
+            return {name: value.to(self.device) for name, value in stand_in(rows, _DUMMY_TOKENS * multiple).items()}
+        return {name: value.to(self.device) for name, value in pad_rows(select_rows(rows, row_ids), multiple).items()}
+
+    def sum_over_ranks(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """All-reduce over the data-parallel ranks, in place; nothing to do for one."""
+        if self.layout.dp_size > 1:
+            with self.clock:
+                dist.all_reduce(values, op=op, group=self.layout.group("dp"))
+        return values

@@ -1,0 +1,250 @@
+"""A worker whose weights change: the optimizer step shared by actor and critic, and its state.
+
+One mini-batch is one step. The losses of its micro-batches are shares that add up, gradients are summed over micro-
+batches and ranks, and every decision (skip, stop early, refuse) is taken from numbers all ranks have in common.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from configs.model import ModelConfig
+from configs.training import TrainedRoleConfig
+from resources.dispatch import Dispatch, dispatch
+from resources.models.optimizers import RoleOptimizer
+from resources.models.sharding import local_part, set_gradient_sync, shard_module
+from resources.models.weights import fill
+from resources.tensor_files import load_scalars, load_tensors, save_tensors
+from resources.update_plan import MiniBatch, UpdatePlan
+from resources.workers.base import ModelWorker, Status, Stopwatch
+from resources.workers.metric_sums import MetricSums
+
+Movement = Tensor
+"""[sum of approximate KL, sum of |log ratio|, trained tokens, max |log ratio|] of a micro-batch, float64."""
+
+
+class RatioError(RuntimeError):
+    """Log-probs before the first step are not those recorded: scoring and training see different distributions."""
+
+
+class TrainedWorker(ModelWorker):
+    """Base of actor and critic. A subclass gives `loss_of`."""
+
+    def __init__(self, model: ModelConfig, settings: TrainedRoleConfig, seed: int, **options: Any) -> None:
+        super().__init__(model, settings, seed, **options)
+        self.module = self.build_module()
+        self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        shard_module(
+            self.module, self.layout, dtype=model.dtype, fsdp=settings.fsdp, device=self.device, clock=self.clock
+        )
+        self.optimizer = RoleOptimizer(self.parameters(), settings.optimizer, self.world_size)
+        self.is_offloaded = False
+
+    def build_module(self) -> nn.Module:
+        """The whole model on the CPU, float32."""
+        raise NotImplementedError
+
+    def loss_of(
+        self, batch: Mapping[str, Tensor], loss_fn: Any, options: Mapping[str, Any]
+    ) -> tuple[Tensor, Mapping[str, Tensor], Movement | None]:
+        """Forward pass of one micro-batch: its share of the loss, metrics as sums, and how far the policy moved."""
+        raise NotImplementedError
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under the names they are saved by."""
+        yield from self.module.named_parameters()
+
+    def run_update(self, rows: TensorDictBase, plan: UpdatePlan, loss_fn: Any, options: Mapping[str, Any]) -> Status:
+        """Take the optimizer steps of `plan`; metrics are sums and counts that add up over ranks."""
+        watch, sums = self.stopwatch(), MetricSums(self.role, is_first=self.layout.at.dp == 0)
+        self.module.train()
+        padded_tokens = 0
+        for index, mini in enumerate(plan.mini_batches):
+            moved, padded = self._accumulate(rows, mini, loss_fn, options, watch, sums)
+            padded_tokens += padded
+            moved = self._agree(moved)
+            if moved is not None and index == 0:
+                self._check_first_ratio(moved, plan.first_ratio_tolerance)
+            if (
+                moved is not None
+                and plan.target_kl is not None
+                and float(moved[0] / moved[2].clamp(min=1)) > plan.target_kl
+            ):
+                self.optimizer.zero_grad()
+                sums.add_common({"early_stops": 1.0})
+                break
+            with watch.phase("optimizer"):
+                outcome = self.optimizer.step(self._grad_norm())
+            sums.add_step(outcome)
+        sums.add_common({"masked_rows": float(plan.num_masked_rows)})
+        self._note_work(rows, plan, watch, padded_tokens)
+        return {"metrics": sums.numbers(), "spans": watch.spans()}
+
+    def _accumulate(
+        self,
+        rows: TensorDictBase,
+        mini: MiniBatch,
+        loss_fn: Any,
+        options: Mapping[str, Any],
+        watch: Stopwatch,
+        sums: MetricSums,
+    ) -> tuple[Movement | None, int]:
+        """Gradients of one mini-batch; returns how far the policy moved and how many padded tokens were computed."""
+        moved: Movement | None = None
+        padded_tokens = 0
+        for index, row_ids in enumerate(mini.micro_batches):
+            set_gradient_sync(self.module, is_last=index == len(mini.micro_batches) - 1)
+            batch = self.micro_batch(rows, row_ids)
+            batch["num_response_tokens"] = torch.tensor(float(mini.num_response_tokens), device=self.device)
+            batch["num_sequences"] = torch.tensor(float(mini.num_sequences), device=self.device)
+            with watch.phase("forward"):
+                loss, metrics, movement = self.loss_of(batch, loss_fn, options)
+            with watch.phase("backward"):
+                loss.backward()
+            if movement is not None:
+                moved = movement if moved is None else _merge(moved, movement)
+            if row_ids:
+                sums.add(metrics)
+                padded_tokens += batch["input_ids"].numel()
+            else:
+                sums.add({f"{self.role}/padding_micro_batches": torch.ones(())})
+        return moved, padded_tokens
+
+    def _agree(self, moved: Movement | None) -> Movement | None:
+        """The movement over all data-parallel ranks: sums added, the maximum compared."""
+        if moved is None:
+            return None
+        top = self.sum_over_ranks(moved[3:].clone(), op=dist.ReduceOp.MAX)
+        return torch.cat([self.sum_over_ranks(moved[:3].clone()), top])
+
+    def _check_first_ratio(self, moved: Movement, tolerance: float | None) -> None:
+        if tolerance is None or float(moved[2]) == 0.0:
+            return
+        exact = self.model_config.dtype == "float32"
+        seen = float(moved[3]) if exact else float(moved[1] / moved[2])
+        if not seen <= tolerance:
+            self.optimizer.zero_grad()
+            raise RatioError(
+                f"{self.role}: before the first optimizer step the {'max' if exact else 'mean'} of "
+                f"|log_probs - old_log_probs| is {seen:.3g}, and {tolerance:g} is the most that rounding explains: weights, "
+                "temperature or alignment differ between scoring and update. Recompute old_log_probs with this actor, "
+                "or plan the update without first_ratio_tolerance"
+            )
+
+    def _grad_norm(self) -> float:
+        with self.clock:
+            return self.optimizer.grad_norm()
+
+    def _note_work(self, rows: TensorDictBase, plan: UpdatePlan, watch: Stopwatch, padded_tokens: int) -> None:
+        lengths = dict(zip(rows["row_ids"].tolist(), rows.get("input_ids").offsets().diff().tolist(), strict=True))
+        passes = [ids for mini in plan.mini_batches for ids in mini.micro_batches]
+        tokens = sum(lengths[row] for ids in passes for row in ids)
+        watch.facts |= {
+            "rows": sum(len(ids) for ids in passes),
+            "tokens": tokens,
+            "micro_batches": len(passes),
+            "micro_batch_fill": tokens / padded_tokens if padded_tokens else 1.0,
+            "optimizer_steps": self.optimizer.steps,
+            "nonfinite_steps": self.optimizer.skipped_steps,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """`tensors` (cut ones as DTensors; loading may write into them in place) and JSON `scalars`."""
+        tensors = {f"model.{name}": parameter.data for name, parameter in self.parameters()}
+        tensors |= self.optimizer.tensors()
+        tensors["rank.rng"] = torch.get_rng_state()
+        return {"tensors": tensors, "scalars": self.optimizer.scalars()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over tensors (whole, or cut as they are here) and scalars; the random stream comes last.
+
+        Raises ValueError naming the first tensor that is absent.
+        """
+        for name, own in self.state()["tensors"].items():
+            if name == "rank.rng":
+                continue
+            if name not in state["tensors"]:
+                raise ValueError(
+                    f"{self.role}: tensor {name!r} is not in the state; it has {sorted(state['tensors'])[:5]}..."
+                )
+            fill(own, state["tensors"][name])
+        self.optimizer.load_scalars(state["scalars"])
+        self.optimizer.zero_grad()
+        if "rank.rng" in state["tensors"]:
+            torch.set_rng_state(state["tensors"]["rank.rng"])
+
+    @dispatch(Dispatch.BROADCAST)
+    def save_checkpoint(self, folder: str) -> Status:
+        """Write this rank's pieces below `folder`/role; every rank writes its own."""
+        watch, state = self.stopwatch(), self.state()
+        save_tensors(Path(folder) / self.role, self.rank, state["tensors"], state["scalars"])
+        return {"metrics": {}, "spans": watch.spans()}
+
+    @dispatch(Dispatch.BROADCAST)
+    def load_checkpoint(self, folder: str) -> Status:
+        """Fill weights, moments, counters and random stream from `folder`/role, whatever the sharding was then."""
+        watch, state = self.stopwatch(), self.state()
+        place = Path(folder) / self.role
+        load_tensors(place, state["tensors"], self.rank)
+        self.load_state({"tensors": state["tensors"], "scalars": load_scalars(place, self.rank)})
+        return {"metrics": {}, "spans": watch.spans()}
+
+    @dispatch(Dispatch.BROADCAST, bulk=True)
+    def snapshot(self) -> tuple[Status, dict[str, Any]]:
+        """A copy of this rank's own pieces, for `restore` under the same sharding."""
+        watch, state = self.stopwatch(), self.state()
+        pieces = {name: local_part(tensor).detach().cpu().clone() for name, tensor in state["tensors"].items()}
+        return {"metrics": {}, "spans": watch.spans()}, {"tensors": pieces, "scalars": state["scalars"]}
+
+    @dispatch(Dispatch.PER_RANK)
+    def restore(self, snapshot: Mapping[str, Any]) -> Status:
+        """Back to a `snapshot` of a rank that was cut as this one is. Raises ValueError where a shape differs."""
+        watch = self.stopwatch()
+        for name, own in self.state()["tensors"].items():
+            piece = snapshot["tensors"][name]
+            if name != "rank.rng" and local_part(own).shape != piece.shape:
+                raise ValueError(
+                    f"{self.role}: piece {name!r} has shape {tuple(piece.shape)} and this rank holds "
+                    f"{tuple(local_part(own).shape)}; a snapshot fits the world size it was made with, load a checkpoint"
+                )
+            local_part(own).copy_(piece)
+        self.optimizer.load_scalars(snapshot["scalars"])
+        self.optimizer.zero_grad()
+        torch.set_rng_state(snapshot["tensors"]["rank.rng"].clone())
+        return {"metrics": {}, "spans": watch.spans()}
+
+    @dispatch(Dispatch.BROADCAST)
+    def offload(self) -> None:
+        """Weights and optimizer state to host memory; gradients go."""
+        self._move(torch.device("cpu"))
+        self.is_offloaded = True
+
+    @dispatch(Dispatch.BROADCAST)
+    def onload(self) -> None:
+        """Weights and optimizer state back to the device."""
+        self._move(self.device)
+        self.is_offloaded = False
+
+    def _move(self, device: torch.device) -> None:
+        self.optimizer.zero_grad()
+        self.module.to(device)
+        self.optimizer.move_to(device)
+
+
+def _merge(left: Movement, right: Movement) -> Movement:
+    return torch.cat([left[:3] + right[:3], torch.maximum(left[3:], right[3:])])
+
+
+def movement_of(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Movement:
+    """How far `log_probs` [B, T] are from `old_log_probs` over `mask`; see Movement."""
+    log_ratio = torch.where(mask, log_probs.detach() - old_log_probs, 0.0).double()
+    kl = (
+        torch.expm1(log_ratio.clamp(max=math.log(1e6))) - log_ratio
+    )  # Schulman's k3; bounded, one wild token must not be inf
+    return torch.stack([kl.sum(), log_ratio.abs().sum(), mask.sum().double(), log_ratio.abs().max()])
