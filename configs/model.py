@@ -18,6 +18,8 @@ class ModelShape(Config):
     num_heads: Count
     num_kv_heads: Count | None = None
     """Key/value heads; the same as `num_heads` when left out."""
+    head_width: Count | None = None
+    """Width of one attention head where it is not hidden_size / num_heads."""
     vocab_size: Count
     tied_embeddings: bool = True
     """The output head is the embedding matrix."""
@@ -26,7 +28,7 @@ class ModelShape(Config):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelShape":
-        if self.hidden_size % self.num_heads:
+        if self.head_width is None and self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size is {self.hidden_size} and num_heads {self.num_heads}; heads must divide the hidden size"
             )
@@ -38,16 +40,25 @@ class ModelShape(Config):
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+        return self.head_width or self.hidden_size // self.num_heads
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys (or all values) of one token in one layer."""
+        return (self.num_kv_heads or self.num_heads) * self.head_dim
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Parameters of one decoder layer: attention, gated MLP, two norms."""
+        query_width = self.num_heads * self.head_dim
+        attention = 2 * self.hidden_size * query_width + 2 * self.hidden_size * self.kv_width
+        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of a Llama-shaped decoder: embeddings, attention, gated MLP, two norms a layer, final norm."""
-        kv_width = (self.num_kv_heads or self.num_heads) * self.head_dim
-        attention = 2 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * kv_width
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        """Parameters of a Llama-shaped decoder: embeddings, layers, final norm; biases are left out."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return embeddings + self.num_layers * layer + self.hidden_size
+        return embeddings + self.num_layers * self.num_layer_parameters + self.hidden_size
 
 
 class LoraConfig(Config):

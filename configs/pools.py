@@ -43,7 +43,7 @@ class PoolConfig(Config):
     cpus_per_bundle: Annotated[float, Field(gt=0.0)] = 1.0
     memory_per_bundle: Bytes | None = None
     """Host memory reserved with a bundle."""
-    colocated_groups: Count = 4
+    colocated_groups: Count = 8
     """How many worker groups may share one bundle as processes of their own."""
     lifetime: Literal["run", "detached"] = "run"
     """`detached` pools outlive the run and are removed by `callsheet clean`."""

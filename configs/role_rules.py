@@ -193,9 +193,8 @@ def shares_fit_bundles(config: "RunConfig") -> Iterator[Problem]:
                     f"pools.{name}.cpus_per_bundle", pool.cpus_per_bundle, rule, "raise it, or lower roles.*.cpus"
                 )
                 break
-            slots = len([group for group in inside if group.roles != ("advantage",)])
-            if slots > pool.colocated_groups:
-                rule = f"bundle {bundle} holds {slots} processes: {names}"
+            if len(inside) > pool.colocated_groups:
+                rule = f"bundle {bundle} holds {len(inside)} processes: {names}"
                 path = f"pools.{name}.colocated_groups"
                 yield Problem(path, pool.colocated_groups, rule, "raise it, fuse roles, or move one to another pool")
                 break
