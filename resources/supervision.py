@@ -1,0 +1,364 @@
+"""The controller's side of supervision: tells dead, stopped and busy workers apart and keeps the first failure.
+
+Dead: the worker's socket closed and its process (or node) is gone. Stopped: ten seconds without a beat and without CPU
+time gained. Busy is neither; it ends at the call's own deadline. Nothing here waits on a call.
+"""
+
+import hmac
+import json
+import logging
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from resources.failures import Failure, GroupFacts, RankFacts, death_kind
+from resources.heartbeat import read_tail
+from resources.process_facts import cpu_seconds, cpu_seconds_of, host_identity, is_running, memory_kills
+
+STOPPED_SECONDS = 10.0
+_SUSPECT_SECONDS = 2.5
+_TICK_SECONDS = 0.25
+_FROZEN_SECONDS = 3.0
+_CPU_STEP_SECONDS = 0.011
+_LINE_LIMIT = 1 << 20
+_log = logging.getLogger(__name__)
+
+GroupKey = tuple[str, int]
+
+
+@dataclass
+class _RankState:
+    facts: RankFacts
+    beat_at: float
+    tail: list[str] = field(default_factory=list)
+    running: str | None = None
+    exit_code: int | None = None
+    signal_name: str | None = None
+    lost_at: float | None = None
+    cpu: float | None = None
+    cpu_since: float | None = None
+    is_over: bool = False
+
+
+@dataclass
+class _Watch:
+    facts: GroupFacts
+    on_failure: Callable[[Failure], None]
+    ranks: list[_RankState]
+    memory_kills: int
+    failure: Failure | None = None
+
+
+class Supervisor:
+    """Watches the groups of this process. One thread, one socket; every connection shows the run's secret first."""
+
+    def __init__(self, host: str) -> None:
+        self.token = secrets.token_hex(16)
+        self._server = socket.create_server((host, 0), backlog=256)
+        self._server.setblocking(False)
+        self.address: tuple[str, int] = (host, self._server.getsockname()[1])
+        self._host = host_identity()
+        self._lock = threading.RLock()
+        self._watches: dict[GroupKey, _Watch] = {}
+        self._kept: dict[GroupKey, Failure] = {}
+        self._probes: dict[str, Any] = {}
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._is_closing = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="callsheet-supervisor", daemon=True)
+        self._thread.start()
+
+    def watch(self, facts: GroupFacts, on_failure: Callable[[Failure], None]) -> None:
+        """Begin to watch an incarnation; `on_failure` is called once, from the supervisor's thread."""
+        now = time.monotonic()
+        ranks = [_RankState(facts=rank, beat_at=now) for rank in facts.ranks]
+        with self._lock:
+            self._watches[facts.name, facts.incarnation] = _Watch(facts, on_failure, ranks, memory_kills())
+
+    def forget(self, facts: GroupFacts) -> None:
+        """Stop watching; the end of its processes is no failure any more."""
+        with self._lock:
+            self._watches.pop((facts.name, facts.incarnation), None)
+
+    def keep(self, failure: Failure) -> Failure:
+        """Record a failure unless the incarnation has one already; returns the one that is kept."""
+        key = (failure.group, failure.incarnation)
+        with self._lock:
+            kept = self._kept.setdefault(key, failure)
+            watch = self._watches.get(key)
+            if watch is not None:
+                watch.failure = kept
+        return kept
+
+    def kept(self, name: str, incarnation: int) -> Failure | None:
+        """The first failure of an incarnation, if there was one."""
+        with self._lock:
+            return self._kept.get((name, incarnation))
+
+    def tail(self, name: str, incarnation: int, rank: int) -> list[str]:
+        """The last log lines that rode on a beat."""
+        with self._lock:
+            watch = self._watches.get((name, incarnation))
+            return [] if watch is None else list(watch.ranks[rank].tail)
+
+    def running(self, name: str, incarnation: int) -> list[tuple[str | None, float]]:
+        """(running call, seconds since the last beat) per rank."""
+        now = time.monotonic()
+        with self._lock:
+            watch = self._watches.get((name, incarnation))
+            return [] if watch is None else [(rank.running, now - rank.beat_at) for rank in watch.ranks]
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run `action` in the supervisor's thread after a while."""
+        with self._lock:
+            self._later.append((time.monotonic() + seconds, action))
+
+    def close(self) -> None:
+        """Stop the thread and close every connection; workers that are not detached then end themselves."""
+        self._is_closing = True
+        self._thread.join(timeout=5.0)
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ticked = time.monotonic()
+        while not self._is_closing:
+            for key, _ in self._selector.select(timeout=_TICK_SECONDS):
+                if key.fileobj is self._server:
+                    self._accept()
+                else:
+                    self._read(key.data)
+            now = time.monotonic()
+            if now - ticked > _FROZEN_SECONDS:
+                self._forgive()
+            if now - ticked >= _TICK_SECONDS or now < ticked:
+                ticked = now
+                self._tick(now)
+
+    def _accept(self) -> None:
+        connection, _ = self._server.accept()
+        connection.settimeout(1.0)
+        link = _Link(connection)
+        self._selector.register(connection, selectors.EVENT_READ, link)
+
+    def _read(self, link: "_Link") -> None:
+        lines = link.lines()
+        if lines is None:
+            self._selector.unregister(link.socket)
+            link.socket.close()
+            self._lost(link)
+            return
+        for line in lines:
+            if not self._hear(link, line):
+                self._selector.unregister(link.socket)
+                link.socket.close()
+                return
+
+    def _hear(self, link: "_Link", line: bytes) -> bool:
+        """Act on one line; False closes the connection."""
+        message = _parse(line)
+        if message is None:
+            return False
+        if link.hello is None:
+            if not hmac.compare_digest(str(message.get("token", "")), self.token):
+                return False
+            link.hello = message
+            return link.reply(self._answer(message))
+        state = self._state_of(link.hello)
+        if state is not None:
+            state.beat_at = time.monotonic()
+            state.lost_at = state.cpu = state.cpu_since = None
+            state.tail = message.get("tail", state.tail)
+            state.running = message.get("running")
+            state.exit_code = message.get("exit", state.exit_code)
+            state.signal_name = message.get("signal", state.signal_name)
+        return True
+
+    def _answer(self, hello: dict[str, Any]) -> dict[str, Any]:
+        if "report" in hello and hello["report"] is not None:
+            return {"failure": self.keep(Failure.from_json(hello["report"])).to_json()}
+        if "report" in hello:
+            kept = self.kept(hello["group"], hello["incarnation"])
+            return {"failure": None if kept is None else kept.to_json()}
+        return {"now": time.monotonic()}
+
+    def _state_of(self, hello: dict[str, Any]) -> _RankState | None:
+        with self._lock:
+            watch = self._watches.get((hello.get("group", ""), hello.get("incarnation", -1)))
+            return None if watch is None else watch.ranks[hello["rank"]]
+
+    def _lost(self, link: "_Link") -> None:
+        if link.hello is not None and "rank" in link.hello:
+            state = self._state_of(link.hello)
+            if state is not None:
+                state.lost_at = time.monotonic()
+
+    def _forgive(self) -> None:
+        """This process itself was frozen; nobody's silence counts."""
+        with self._lock:
+            for watch in self._watches.values():
+                for state in watch.ranks:
+                    state.beat_at, state.cpu, state.cpu_since = time.monotonic(), None, None
+
+    def _tick(self, now: float) -> None:
+        with self._lock:
+            watches = list(self._watches.values())
+            due = [action for at, action in self._later if at <= now]
+            self._later = [(at, action) for at, action in self._later if at > now]
+        for watch in watches:
+            for state in watch.ranks:
+                if watch.failure is None and not state.is_over:
+                    self._check(watch, state, now)
+        for action in due:
+            action()
+
+    def _check(self, watch: _Watch, state: _RankState, now: float) -> None:
+        if state.exit_code is not None or state.signal_name is not None or self._is_dead(state):
+            self._fail_dead(watch, state)
+        elif now - state.beat_at >= _SUSPECT_SECONDS:
+            self._sample_cpu(state, now)
+            if state.cpu_since is not None and min(now - state.beat_at, now - state.cpu_since) >= STOPPED_SECONDS:
+                silent = now - state.beat_at
+                detail = f"no beat for {silent:.0f} s and no CPU time gained for {now - state.cpu_since:.0f} s"
+                self._fail(watch, state, "stopped", detail)
+
+    def _is_dead(self, state: _RankState) -> bool:
+        if state.facts.host == self._host:
+            return not is_running(state.facts.pid)
+        return state.lost_at is not None and (
+            _is_actor_dead(state.facts.actor_id) or not _is_node_alive(state.facts.node_id)
+        )
+
+    def _sample_cpu(self, state: _RankState, now: float) -> None:
+        cpu = cpu_seconds(state.facts.pid) if state.facts.host == self._host else self._probe(state)
+        if cpu is None:
+            return
+        if state.cpu is None or cpu - state.cpu > _CPU_STEP_SECONDS:
+            state.cpu, state.cpu_since = cpu, now
+
+    def _probe(self, state: _RankState) -> float | None:
+        """CPU time on another node, asked by a task there; None until it has answered."""
+        node, pid = state.facts.node_id, state.facts.pid
+        asked = self._probes.pop(node, None)
+        answer: float | None = None
+        if asked is not None:
+            done, _ = ray.wait([asked], timeout=0)
+            if not done:
+                self._probes[node] = asked
+                return None
+            try:
+                answer = ray.get(asked).get(pid)
+            except ray.exceptions.RayError as error:
+                _log.warning("node %s could not be asked about pid %d: %s", node, pid, error)
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(cpu_seconds_of)
+        self._probes[node] = task.options(scheduling_strategy=where).remote([pid])
+        return answer
+
+    def _fail_dead(self, watch: _Watch, state: _RankState) -> None:
+        local = state.facts.host == self._host
+        is_node_lost = not is_running(state.facts.raylet_pid) if local else not _is_node_alive(state.facts.node_id)
+        tail = self._best_tail(state)
+        kind, detail = death_kind(
+            "its node is gone" if is_node_lost else "",
+            state.exit_code,
+            state.signal_name,
+            tail,
+            is_oom=local and memory_kills() > watch.memory_kills,
+        )
+        self._fail(watch, state, kind, detail)
+
+    def _best_tail(self, state: _RankState) -> list[str]:
+        # The file is newer than the last beat where this machine can read it.
+        from_file = read_tail(Path(state.facts.log_file)) if state.facts.host == self._host else []
+        return from_file or state.tail
+
+    def _fail(self, watch: _Watch, state: _RankState, kind: str, detail: str) -> None:
+        state.is_over = True
+        role, _, method = (state.running or "").partition(".")
+        more: dict[str, Any] = {"method": method or None, "raised_at": time.monotonic()}
+        if role:
+            more["role"] = role
+        failure = watch.facts.failure(state.facts.rank, kind, detail, **more).with_tail(self._best_tail(state))
+        kept = self.keep(failure)
+        watch.on_failure(kept)
+
+
+class _Link:
+    """One connection and what has been read of its next line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.hello: dict[str, Any] | None = None
+        self._buffer = b""
+
+    def lines(self) -> Sequence[bytes] | None:
+        """Complete lines that have arrived; None when the other side is gone or speaks another language."""
+        try:
+            received = self.socket.recv(1 << 16)
+        except OSError:
+            return None
+        self._buffer += received
+        if (
+            not received
+            or len(self._buffer) > _LINE_LIMIT
+            or (self.hello is None and not b"{".startswith(self._buffer[:1]))
+        ):
+            return None
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return lines
+
+    def reply(self, message: dict[str, Any]) -> bool:
+        try:
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+
+def ask_supervisor(facts: GroupFacts, report: Failure | None, timeout: float = 3.0) -> Failure | None:
+    """From another process: report a failure (or none) and get the one that is kept. None when nobody answers."""
+    message = {
+        "token": facts.token,
+        "group": facts.name,
+        "incarnation": facts.incarnation,
+        "report": None if report is None else report.to_json(),
+    }
+    try:
+        with socket.create_connection(facts.supervisor, timeout=timeout) as connection:
+            connection.sendall(json.dumps(message).encode() + b"\n")
+            reply = connection.makefile("rb").readline()
+    except OSError as error:
+        _log.warning("the controller at %s did not answer: %s", facts.supervisor, error)
+        return report
+    kept = json.loads(reply)["failure"] if reply else None
+    return report if kept is None else Failure.from_json(kept)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _is_actor_dead(actor_id: str) -> bool:
+    return ray._private.state.actors(actor_id).get("State") == "DEAD"
+
+
+def _is_node_alive(node_id: str) -> bool:
+    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())

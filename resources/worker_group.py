@@ -1,0 +1,331 @@
+"""Worker groups: the callable side of a role, the same whether it shares its processes, its bundles or nothing.
+
+A group splits the arguments of a call, sends them to its ranks, and joins what they answer. It can be pickled, or found
+by name, and then works from any process of the cluster; only the process that made it may restart or end it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NoReturn
+
+import ray
+from ray.actor import ActorHandle
+
+from resources.attachment import AttachedProcesses, GroupCard, read_group_card, write_group_card
+from resources.diagnosis import diagnose
+from resources.dispatch import Dispatch, MethodInfo, Topology, join_answers, plan_call
+from resources.failures import Failure, WorkerFailed
+from resources.pools import ResourcePool
+from resources.processes import Home, Processes, WorkerSpec
+from resources.registry import drop_card
+from resources.worker_process import HEADER, TIMES
+
+Colocation = Literal["fused", "shared", "split"]
+
+
+class WorkerGroup:
+    """The workers of one role, in rank order."""
+
+    def __init__(self, processes: "Processes | AttachedProcesses", card: GroupCard) -> None:
+        """Use `start_group`, `start_groups`, or `WorkerGroup.attach`."""
+        self._processes = processes
+        self._card = card
+        self._keys = {name: f"{card.role}.{name}".encode() for name in card.methods}
+        self._plain: list[Callable[..., Any]] = []
+        self._bulk: list[Callable[..., Any]] = []
+        self._wire(processes.actors)
+
+    # --- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Unique in the run."""
+        return self._card.name
+
+    @property
+    def role(self) -> str:
+        """The role these workers play."""
+        return self._card.role
+
+    @property
+    def pool(self) -> str:
+        """Name of the resource pool."""
+        return self._processes.facts.pool
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._card.topology.world_size
+
+    @property
+    def topology(self) -> Topology:
+        """World size and mesh."""
+        return self._card.topology
+
+    @property
+    def incarnation(self) -> int:
+        """How often the processes have been started; calls carry it and a stale one is refused."""
+        return self._processes.facts.incarnation
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """Rank, node and pid of every worker."""
+        return [
+            {
+                "rank": rank.rank,
+                "node": rank.node_ip,
+                "node_id": rank.node_id,
+                "pid": rank.pid,
+                "log_file": rank.log_file,
+            }
+            for rank in self._processes.facts.ranks
+        ]
+
+    @property
+    def start_skew_seconds(self) -> float:
+        """Time between the first and the last rank to begin its constructors."""
+        return self._processes.start_skew_seconds
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure of this incarnation, if the group is unusable."""
+        return self._processes.failure
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Call a marked method on the ranks its dispatch names, and join the answers.
+
+        `timeout` is the call's deadline in seconds. A method marked `blocking=False` gives a `PendingCall`.
+        Raises WorkerFailed, CallTimeout or StaleGroup; ValueError for arguments that do not fit.
+        """
+        pending = self.submit(method, *args, timeout=timeout, **kwargs)
+        return pending.result() if self._card.methods[method].marking.blocking else pending
+
+    def submit(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> "PendingCall":
+        """Like `call`, without waiting."""
+        info = self._card.methods.get(method)
+        if info is None:
+            raise ValueError(
+                f"role {self.role} has no dispatched method {method!r}; it has {sorted(self._card.methods)}"
+            )
+        if self._processes.failure is not None:
+            raise WorkerFailed(self._processes.failure)
+        plan = plan_call(info, self._card.topology, args, kwargs, ray.put)
+        senders = self._bulk if info.marking.bulk else self._plain
+        submitted = time.monotonic() + self._processes.clock_offset
+        incarnation, key = self._processes.facts.incarnation, self._keys[method]
+        loud = HEADER.pack(submitted, incarnation, 1) + key
+        mute = HEADER.pack(submitted, incarnation, 0) + key
+        sent = [
+            send(loud if answers else mute, *arguments, **named)
+            for send, (arguments, named), answers in zip(senders, plan.arguments, plan.answering, strict=False)
+        ]
+        seconds = self._card.call_seconds if timeout is None else timeout
+        return PendingCall(self, info, sent, plan.answering, submitted, seconds)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """`group.method(...)` is `group.call("method", ...)`."""
+        if name.startswith("_") or name not in self._card.methods:
+            raise AttributeError(f"worker group has no attribute or dispatched method {name!r}")
+        bound = partial(self.call, name)
+        self.__dict__[name] = bound
+        return bound
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Start every process of the group again, with a new incarnation and store; fused roles restart together."""
+        self._owned("restart").restart()
+        for group in self._processes.views:
+            group._wire(self._processes.actors)
+            group._publish(is_new=False)
+
+    def shutdown(self) -> None:
+        """End the group's processes and give its bundles back."""
+        self._owned("shutdown").stop()
+        for group in self._processes.views:
+            drop_card("group", self._processes.facts.run_id, group.name)
+
+    @classmethod
+    def attach(cls, run_id: str, name: str) -> "WorkerGroup":
+        """The group of that name in a running run, from any process of the cluster. Raises ValueError if there is none."""
+        card = read_group_card(run_id, name)
+        actors = [ray.get_actor(rank.actor_name, namespace=run_id) for rank in card.facts.ranks]
+        return cls(AttachedProcesses(card.facts, actors, card.start_skew_seconds), card)
+
+    def __reduce__(self) -> tuple[Callable[..., "WorkerGroup"], tuple[GroupCard, list[ActorHandle]]]:
+        return _attach_by_handle, (self._current_card(), list(self._processes.actors))
+
+    def _wire(self, actors: Sequence[ActorHandle]) -> None:
+        self._plain = [actor.call.remote for actor in actors]
+        self._bulk = [actor.call.options(num_returns=2).remote for actor in actors]
+
+    def _owned(self, action: str) -> Processes:
+        if isinstance(self._processes, Processes):
+            return self._processes
+        raise ValueError(
+            f"{action} of worker group {self.name} from a process that only attached to it; the controller that started it does that"
+        )
+
+    def _current_card(self) -> GroupCard:
+        return self._card.with_facts(self._processes.facts, self._processes.start_skew_seconds)
+
+    def _publish(self, is_new: bool) -> None:
+        if not write_group_card(self._current_card(), is_new):
+            raise ValueError(
+                f"run {self._processes.facts.run_id} has a worker group named {self.name!r} already; names are unique in a run"
+            )
+
+    def _fail(self, refs: Mapping[int, Any], error: BaseException, method: str, seconds: float) -> NoReturn:
+        raise diagnose(self._processes, refs, error, self.role, method, seconds) from None
+
+
+class PendingCall:
+    """A call on its way."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        method: MethodInfo,
+        sent: list[Any],
+        answering: list[bool],
+        submitted: float,
+        seconds: float,
+    ) -> None:
+        self._group = group
+        self._method = method
+        self._data = [pair[1] for pair in sent] if method.marking.bulk else []
+        self._refs = [pair[0] for pair in sent] if method.marking.bulk else sent
+        self._answering = answering
+        self._submitted = submitted
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._replies: list[Any] | None = None
+
+    def is_done(self) -> bool:
+        """Whether every rank has answered or failed."""
+        done, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)
+        return len(done) == len(self._refs)
+
+    def result(self) -> Any:
+        """The joined answers; waits until the call's deadline. Raises WorkerFailed or CallTimeout."""
+        replies = self._wait()
+        if self._method.marking.bulk:
+            answers: list[Any] = list(zip(replies, self._data, strict=True))
+        else:
+            answers = [None if isinstance(reply, bytes) else reply[2] for reply in replies]
+        answers = [answer for answer, counts in zip(answers, self._answering, strict=True) if counts]
+        return join_answers(self._method, self._group.topology, answers)
+
+    @property
+    def spans(self) -> list[dict[str, float]]:
+        """Per called rank: queue_seconds, execute_seconds, start and end on the controller's monotonic clock."""
+        spans: list[dict[str, float]] = []
+        for rank, reply in enumerate(self._wait()):
+            if self._method.marking.bulk:
+                spans.append(reply["span"])
+                continue
+            start, end = TIMES.unpack(reply) if isinstance(reply, bytes) else reply[:2]
+            queued = max(0.0, start - self._submitted)
+            spans.append(
+                {"rank": rank, "queue_seconds": queued, "execute_seconds": end - start, "start": start, "end": end}
+            )
+        return spans
+
+    def _wait(self) -> list[Any]:
+        if self._replies is None:
+            try:
+                self._replies = ray.get(self._refs, timeout=max(0.0, self._deadline - time.monotonic()))
+            except ray.exceptions.RayError as error:
+                self._group._fail(dict(enumerate(self._refs)), error, self._method.name, self._seconds)
+        return self._replies
+
+
+def start_group(
+    home: Home, pool: ResourcePool, spec: WorkerSpec, name: str | None = None, bundles: Sequence[int] | None = None
+) -> WorkerGroup:
+    """Start the workers of one role: one per bundle of the pool, or one per entry of `bundles` (rank -> bundle).
+
+    Raises WorkerFailed, PoolError or ValueError; nothing stays then.
+    """
+    return _start(home, pool, [spec], name or spec.role, 1.0, [name or spec.role], bundles)[0]
+
+
+def start_groups(
+    home: Home,
+    pool: ResourcePool,
+    specs: Sequence[WorkerSpec],
+    colocate: Colocation,
+    bundles: Sequence[int] | None = None,
+) -> dict[str, WorkerGroup]:
+    """Start several roles on one pool: `fused` in one process per bundle, `shared` in a process each.
+
+    `split` is for roles alone on their bundles, so it takes one spec. If one role does not start, none stays.
+    """
+    roles = [spec.role for spec in specs]
+    if len(set(roles)) != len(roles):
+        raise ValueError(
+            f"roles {roles} name one twice; a pool hosts a role once (name the groups with start_group(name=...))"
+        )
+    if colocate == "split" and len(specs) > 1:
+        raise ValueError(f"roles {roles} are split, which means a pool each, but all are cast onto pool {pool.name}")
+    if colocate == "fused":
+        groups = _start(home, pool, specs, "+".join(roles), 1.0, roles, bundles)
+        return dict(zip(roles, groups, strict=True))
+    started: dict[str, WorkerGroup] = {}
+    try:
+        for spec in specs:
+            started[spec.role] = _start(home, pool, [spec], spec.role, 1.0 / len(specs), [spec.role], bundles)[0]
+    finally:
+        if len(started) < len(specs):
+            for group in started.values():
+                group.shutdown()
+    return started
+
+
+def _start(
+    home: Home,
+    pool: ResourcePool,
+    specs: Sequence[WorkerSpec],
+    name: str,
+    share: float,
+    names: Sequence[str],
+    bundles: Sequence[int] | None,
+) -> list[WorkerGroup]:
+    processes = Processes(home, pool, name, specs, share, bundles)
+    cards = [
+        GroupCard(
+            name=view,
+            role=spec.role,
+            facts=processes.facts,
+            methods=processes.methods[spec.role],
+            topology=Topology(role=spec.role, world_size=len(processes.bundles), mesh=spec.mesh),
+            call_seconds=spec.call_seconds,
+            start_skew_seconds=0.0,
+        )
+        for view, spec in zip(names, specs, strict=True)
+    ]
+    processes.start()
+    groups = [WorkerGroup(processes, card) for card in cards]
+    processes.views = groups
+    home.adopt(processes)
+    published: list[WorkerGroup] = []
+    try:
+        for group in groups:
+            group._publish(is_new=True)
+            published.append(group)
+    finally:
+        if len(published) < len(groups):
+            processes.stop()
+            for group in published:
+                drop_card("group", home.run_id, group.name)
+    return groups
+
+
+def _attach_by_handle(card: GroupCard, actors: list[ActorHandle]) -> WorkerGroup:
+    return WorkerGroup(AttachedProcesses(card.facts, actors, card.start_skew_seconds), card)
+
+
+__all__ = ["Colocation", "Dispatch", "PendingCall", "WorkerGroup", "WorkerSpec", "start_group", "start_groups"]

@@ -1,0 +1,270 @@
+"""The Ray actor in which the workers of one rank live.
+
+It is generic: it learns its rank, sets the environment, and only then imports and constructs the worker classes, so a
+constructor can rely on RANK and MASTER_ADDR. Calls name a slot (role and method) in a few bytes.
+"""
+
+import asyncio
+import concurrent.futures
+import inspect
+import os
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from resources.dispatch import MethodInfo
+from resources.failures import RankError
+from resources.heartbeat import Heartbeat, redirect_output
+from resources.process_facts import host_identity
+from resources.rendezvous import host_store
+from resources.splitting import is_array, is_stored_rows, is_tensor, is_tensordict
+
+HEADER = struct.Struct("<diB")
+"""Every call begins with: time of submission (controller's clock), incarnation, whether this rank answers with data."""
+TIMES = struct.Struct("<dd")
+"""The whole answer of a call that returned None: start and end, on the controller's clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """What a process is told before anything else."""
+
+    run_id: str
+    group: str
+    pool: str
+    incarnation: int
+    rank: int
+    supervisor: tuple[str, int]
+    token: str
+    log_file: str
+    is_detached: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleSetup:
+    """One role to construct: its class (or import path), arguments, and marked methods."""
+
+    role: str
+    worker: type | str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    methods: tuple[MethodInfo, ...]
+
+
+def import_worker(path: str) -> type:
+    """The class at `package.module:Class`. Raises ValueError naming what is missing."""
+    module_name, _, class_name = path.partition(":")
+    if not module_name or not class_name:
+        raise ValueError(f"worker is {path!r}; write it as package.module:Class")
+    try:
+        module = __import__(module_name, fromlist=[class_name])
+    except ImportError as error:
+        raise ValueError(
+            f"worker {path!r} does not import: {error}; is the package installed on this node (code.ship)?"
+        ) from error
+    found = vars(module).get(class_name)
+    if not isinstance(found, type):
+        raise ValueError(f"worker {path!r}: module {module_name} has no class {class_name}")
+    return found
+
+
+class WorkerProcess:
+    """Runs the calls of one rank, one after another, on the main thread."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._slots: dict[bytes, _Slot] = {}
+        self._siblings: dict[str, Any] = {}
+        self._store: Any = None
+        self._heartbeat: Heartbeat | None = None
+        self._offset = 0.0
+
+    def boot(self) -> dict[str, Any]:
+        """Open the log, begin to beat, and say where this process is."""
+        seat = self._seat
+        redirect_output(Path(seat.log_file))
+        hello = {
+            "token": seat.token,
+            "group": seat.group,
+            "incarnation": seat.incarnation,
+            "rank": seat.rank,
+            "pid": os.getpid(),
+        }
+        self._heartbeat = Heartbeat(seat.supervisor, hello, Path(seat.log_file), seat.is_detached)
+        self._heartbeat.start()
+        self._offset = self._heartbeat.clock_offset
+        context = ray.get_runtime_context()
+        accelerators = context.get_accelerator_ids()
+        return {
+            "actor_id": context.get_actor_id(),
+            "node_id": context.get_node_id(),
+            "node_ip": ray.util.get_node_ip_address(),
+            "pid": os.getpid(),
+            "raylet_pid": os.getppid(),
+            "host": host_identity(),
+            "log_file": seat.log_file,
+            "devices": [f"{kind}:{device}" for kind, devices in accelerators.items() for device in devices],
+        }
+
+    def open_store(self, node_ip: str, world_size: int, timeout_seconds: float) -> tuple[str, int]:
+        """Rank 0: host the rendezvous store of this incarnation."""
+        self._store, address = host_store(node_ip, world_size, timeout_seconds)
+        return address
+
+    def set_environment(self, env: Mapping[str, str]) -> None:
+        """The rank's environment; before any constructor."""
+        os.environ.update(env)
+
+    def construct(self, env: Mapping[str, str], setups: tuple[RoleSetup, ...]) -> dict[str, float]:
+        """Set the rank's environment, then import and construct every role. Returns when it began and ended."""
+        began = time.monotonic()
+        self.set_environment(env)
+        for setup in setups:
+            self._note(f"{setup.role}.__init__")
+            try:
+                worker_class = import_worker(setup.worker) if isinstance(setup.worker, str) else setup.worker
+                worker = worker_class(*setup.args, **setup.kwargs)
+            except BaseException as error:  # noqa: BLE001 - the wire: whatever a constructor raises must reach the caller as text
+                raise as_rank_error(error, self._now()) from None
+            worker.siblings = self._siblings
+            self._siblings[setup.role] = worker
+            for method in setup.methods:
+                key = f"{setup.role}.{method.name}".encode()
+                self._slots[key] = _Slot(
+                    f"{setup.role}.{method.name}", inspect.getattr_static(worker_class, method.name), worker, method
+                )
+        self._note(None)
+        return {"began": began + self._offset, "ended": self._now()}
+
+    def call(self, header: bytes, *args: Any, **kwargs: Any) -> Any:
+        """Run one marked method. None -> packed times; otherwise (start, end, value), or two objects for bulk."""
+        start = self._now()
+        slot, answers = self._open(header)
+        self._note(slot.name)
+        try:
+            return self._pack(
+                slot,
+                answers,
+                start,
+                header,
+                slot.function(slot.worker, *slot.receive(args), **slot.receive_named(kwargs)),
+            )
+        except BaseException as error:  # noqa: BLE001 - the wire: whatever a worker raises must reach the caller as text
+            raise as_rank_error(error, self._now()) from None
+        finally:
+            self._note(None)
+
+    def _open(self, header: bytes) -> tuple["_Slot", int]:
+        _, incarnation, answers = HEADER.unpack_from(header)
+        if incarnation != self._seat.incarnation:
+            raise RankError(
+                "StaleGroup",
+                f"call of incarnation {incarnation}; this process is of {self._seat.incarnation}",
+                "",
+                self._now(),
+            )
+        return self._slots[header[HEADER.size :]], answers
+
+    def _pack(self, slot: "_Slot", answers: int, start: float, header: bytes, value: Any) -> Any:
+        if not slot.method.marking.bulk:
+            if value is None or not answers:
+                return TIMES.pack(start, self._now())
+            return start, self._now(), value
+        if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], dict)):
+            raise TypeError(
+                f"{slot.name} is marked bulk and returned a {type(value).__name__}; return (status dict, data)"
+            )
+        status, data = value
+        span = {
+            "rank": self._seat.rank,
+            "queue_seconds": max(0.0, start - HEADER.unpack_from(header)[0]),
+            "start": start,
+            "end": self._now(),
+        }
+        reply = {**status, "span": {**span, "execute_seconds": span["end"] - start}}
+        if is_tensordict(data) and "row_ids" in data.keys():
+            # What the caller needs to know of data that it never fetches.
+            reply["shard"] = {"row_ids": data["row_ids"].tolist(), "columns": sorted(data.keys())}
+        return reply, data if answers else None
+
+    def _note(self, running: str | None) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.running = running
+
+    def _now(self) -> float:
+        return time.monotonic() + self._offset
+
+
+class AsyncWorkerProcess(WorkerProcess):
+    """For workers with async methods: those overlap, the others run one after another on a thread of their own."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._serial = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
+
+    async def construct(self, env: Mapping[str, str], setups: tuple[RoleSetup, ...]) -> dict[str, float]:  # type: ignore[override]
+        """As in WorkerProcess, on the thread that will run the plain methods."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._serial, super().construct, env, setups)
+
+    async def call(self, header: bytes, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As in WorkerProcess."""
+        slot, answers = self._open(header)
+        if not slot.method.is_async:
+            run = super().call
+            return await asyncio.get_running_loop().run_in_executor(self._serial, lambda: run(header, *args, **kwargs))
+        start = self._now()
+        try:
+            value = await slot.function(slot.worker, *slot.receive(args), **slot.receive_named(kwargs))
+            return self._pack(slot, answers, start, header, value)
+        except BaseException as error:  # noqa: BLE001 - the wire
+            raise as_rank_error(error, self._now()) from None
+
+
+class _Slot:
+    """One marked method of one worker, and how its arguments are received."""
+
+    def __init__(self, name: str, function: Callable[..., Any], worker: Any, method: MethodInfo) -> None:
+        self.name = name
+        self.function = function
+        self.worker = worker
+        self.method = method
+        self.is_read_only = method.marking.read_only
+
+    def receive(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(self._own(value) for value in args) if args else args
+
+    def receive_named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._own(value) for name, value in kwargs.items()} if kwargs else kwargs
+
+    def _own(self, value: Any) -> Any:
+        """Rows become a TensorDict; arrays become the method's own, since shared memory is other readers' data too."""
+        if is_stored_rows(value):
+            return value.load()
+        if self.is_read_only:
+            return value
+        if is_tensor(value) or is_tensordict(value):
+            return value.clone()
+        if is_array(value):
+            return value if value.flags.writeable else value.copy()
+        if type(value) is dict:
+            return {name: self._own(column) for name, column in value.items()}
+        return value
+
+
+def as_rank_error(error: BaseException, now: float) -> RankError:
+    """The exception as text, since its class may not exist, or not unpickle, where it is read."""
+    if isinstance(error, RankError):
+        return error
+    # The first frame is this file's call of the method.
+    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    trace = "".join(traceback.format_exception(type(error), error, inner or error.__traceback__))
+    sys.stderr.write(trace)
+    return RankError(type(error).__qualname__, str(error), trace, now)
