@@ -166,7 +166,7 @@ def _checked_path(model: ModelConfig) -> str:
     if not folder.exists():
         if path.startswith((".", "/", "~")):
             raise ModelError(
-                f"model.path is {path!r}, which does not exist; give a folder with config.json and weights or a hub name"
+                f"model.path is {path!r}, which does not exist; give a folder with config.json and weights, or a name"
             )
         return path
     if model.gguf_file is not None:

@@ -161,7 +161,7 @@ class _TimedAllGather:
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         with self.clock:
-            dist.all_gather_into_tensor(output_tensor=output_tensor, input_tensor=input_tensor, group=group)
+            dist.all_gather_single(output_tensor, input_tensor, group=group)
 
 
 class _TimedReduceScatter:
@@ -177,7 +177,7 @@ class _TimedReduceScatter:
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         with self.clock:
-            dist.reduce_scatter_tensor(output=output_tensor, input=input_tensor, group=group, op=op)
+            dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op)
 
 
 def _time_collectives(part: FSDPModule, clock: CommunicationClock) -> None:

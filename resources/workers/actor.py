@@ -19,7 +19,7 @@ from resources.workers.padding import collect_columns
 from resources.workers.trained import Movement, TrainedWorker, movement_of
 
 ActorLoss = Callable[[Tensor, Tensor | None, Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
-"""loss_fn(log_probs [b, t], entropy [b, t] or None, padded columns) -> (share of the loss, metrics: sums and counts)."""
+"""loss_fn(log_probs [b, t], entropy [b, t] or None, padded columns) -> (share of the loss, metrics as sums)."""
 
 
 class ActorWorker(TrainedWorker):

@@ -132,8 +132,8 @@ class TrainedWorker(ModelWorker):
             self.optimizer.zero_grad()
             raise RatioError(
                 f"{self.role}: before the first optimizer step the {'max' if exact else 'mean'} of "
-                f"|log_probs - old_log_probs| is {seen:.3g}, and {tolerance:g} is the most that rounding explains: weights, "
-                "temperature or alignment differ between scoring and update. Recompute old_log_probs with this actor, "
+                f"|log_probs - old_log_probs| is {seen:.3g}, and {tolerance:g} is the most that rounding explains: "
+                "weights, temperature or alignment differ between scoring and update. Recompute old_log_probs with this actor, "
                 "or plan the update without first_ratio_tolerance"
             )
 
@@ -211,7 +211,7 @@ class TrainedWorker(ModelWorker):
             if name != "rank.rng" and local_part(own).shape != piece.shape:
                 raise ValueError(
                     f"{self.role}: piece {name!r} has shape {tuple(piece.shape)} and this rank holds "
-                    f"{tuple(local_part(own).shape)}; a snapshot fits the world size it was made with, load a checkpoint"
+                    f"{tuple(local_part(own).shape)}; a snapshot fits its own world size; load a checkpoint"
                 )
             local_part(own).copy_(piece)
         self.optimizer.load_scalars(snapshot["scalars"])
