@@ -109,7 +109,7 @@ def bytes_text(value: float) -> str:
     '3.0 MiB'
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:  # noqa: PLR2004 - the binary thousand
+        if value < 1024:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"

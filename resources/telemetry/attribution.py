@@ -110,7 +110,7 @@ def critical_path(timeline: Timeline) -> list[Segment]:
 
 def rank_skew(span: TaskSpan) -> tuple[float, int]:
     """(largest / lower-median own work of the ranks, the slowest rank); (1.0, -1) for fewer than two ranks."""
-    if len(span.ranks) < 2:  # noqa: PLR2004 - one rank has nobody to differ from
+    if len(span.ranks) < 2:
         return 1.0, -1
     work = sorted((rank.work_seconds, rank.rank) for rank in span.ranks)
     median = work[(len(work) - 1) // 2][0]

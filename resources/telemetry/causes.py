@@ -146,7 +146,7 @@ def _grader(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
 def is_rare(evidence: Mapping[str, float | str], thresholds: Thresholds) -> bool:
     """Whether a few slow calls, not the usual ones, made the grading long."""
     calls, slow = float(evidence.get("calls", 0)), float(evidence.get("slow_calls", 0))
-    return 0 < slow <= max(1.0, thresholds.rare_calls * calls) and calls > 2  # noqa: PLR2004 - of two calls neither is rare
+    return 0 < slow <= max(1.0, thresholds.rare_calls * calls) and calls > 2
 
 
 def _long_tail(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
@@ -219,7 +219,7 @@ def _skew(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     worst: dict[str, tuple[float, RankSpan, float, float]] = {}
     for task in timeline.tasks.values():
         ranks = task.span.ranks
-        if len(ranks) < 2 or task.role == "reward":  # noqa: PLR2004 - one rank has nobody to differ from
+        if len(ranks) < 2 or task.role == "reward":
             continue
         by_work = sorted(ranks, key=lambda rank: rank.work_seconds)
         median, slowest = by_work[(len(ranks) - 1) // 2], by_work[-1]

@@ -48,7 +48,7 @@ def _accelerator_facts() -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"peak_memory_bytes": torch.cuda.max_memory_allocated()}
     try:
-        import pynvml  # noqa: PLC0415 - optional, and only where a GPU is
+        import pynvml
     except ImportError:
         return facts
     try:
@@ -68,7 +68,7 @@ def peak_memory_bytes() -> int:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    import resource  # noqa: PLC0415 - absent outside Unix
+    import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

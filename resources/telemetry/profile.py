@@ -112,7 +112,7 @@ def measure_profile(records: Iterable[IterationRecord], run: RunRecord | None = 
     complete = [record for record in records if record.span is not None and record.tasks]
     latest = {record.iteration: record for record in complete}  # a later attempt replaces an earlier one
     chosen = [latest[number] for number in sorted(latest)][-_MAX_ITERATIONS:]
-    if len(chosen) >= 3:  # noqa: PLR2004 - fewer cannot spare one
+    if len(chosen) >= 3:
         chosen = chosen[1:]
     if not chosen:
         raise ValueError("no iteration of this run is complete; a what-if needs at least one that ended")
@@ -227,7 +227,7 @@ def _fixed_seconds(ranks: Sequence[RankSpan]) -> float:
         for rank in ranks
         if rank.facts.get("tokens")
     ]
-    if len(points) < 3 or max(x for x, _ in points) < (1 + _MIN_SPREAD) * min(x for x, _ in points):  # noqa: PLR2004 - a line needs spread
+    if len(points) < 3 or max(x for x, _ in points) < (1 + _MIN_SPREAD) * min(x for x, _ in points):
         return optimizer
     mean_x, mean_y = sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)

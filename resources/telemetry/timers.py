@@ -108,7 +108,7 @@ class Timers:
 class _Running:
     """One entered timer."""
 
-    __slots__ = ("inner", "name", "_start", "_timers")
+    __slots__ = ("_start", "_timers", "inner", "name")
 
     def __init__(self, timers: Timers, name: str) -> None:
         self._timers = timers

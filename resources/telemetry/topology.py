@@ -1,0 +1,107 @@
+"""A layout to ask the simulator about: which role on which pool, how many ranks, how it shares, which batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from resources.telemetry.profile import RunProfile
+
+STYLES = ("fused", "shared", "split")
+CPU_ROLES = frozenset({"reward", "advantage", "env"})
+"""Roles that use no accelerator, whatever their pool; a reward *model* is named in `accelerated_rewards`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """A layout. `pools` are ranks (bundles) by name; `colocate` says for each role how it shares its pool.
+
+    >>> layout = Topology(pools={"a": 4, "b": 2}, roles={"actor": "a", "rollout": "b"})
+    >>> layout.ranks_of("rollout"), layout.num_ranks
+    (2, 6)
+    """
+
+    pools: Mapping[str, int]
+    roles: Mapping[str, str]
+    colocate: Mapping[str, str] = field(default_factory=dict)
+    accelerator_pools: frozenset[str] = frozenset()
+    group_size: int = 1
+    prompts_per_iteration: int = 1
+    async_depth: int = 0
+    tensor_parallel: int = 1
+    """Ranks of one rollout engine."""
+    max_running_sequences: int | None = None
+    """As measured when None."""
+    cores: float = 0.0
+    """Of all nodes; 0 means plenty."""
+
+    def __post_init__(self) -> None:
+        missing = sorted(set(self.roles.values()) - set(self.pools))
+        if missing:
+            raise ValueError(f"roles name pools {missing}, which are not among {sorted(self.pools)}; add them to pools")
+        for name, ranks in self.pools.items():
+            if ranks < 1:
+                raise ValueError(f"pool {name!r} has {ranks} ranks; a pool has at least 1")
+        for name in ("group_size", "prompts_per_iteration", "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
+        if self.async_depth < 0:
+            raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) or more")
+        wrong = sorted({style for style in self.colocate.values() if style not in STYLES})
+        if wrong:
+            raise ValueError(f"colocate has {wrong}; a role is {', '.join(STYLES)}")
+        if "rollout" in self.roles and self.tensor_parallel > self.ranks_of("rollout"):
+            raise ValueError(
+                f"tensor_parallel is {self.tensor_parallel} but the rollout's pool has {self.ranks_of('rollout')} ranks"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(self.pools.values())
+
+    def ranks_of(self, role: str) -> int:
+        return self.pools[self.roles[role]]
+
+    def style_of(self, role: str) -> str:
+        return self.colocate.get(role, "shared")
+
+    def is_fused_with(self, role: str, other: str) -> bool:
+        """Both in one process per bundle: weights go over in memory."""
+        if self.roles.get(role) != self.roles.get(other):
+            return False
+        return self.style_of(role) == self.style_of(other) == "fused"
+
+    def describe(self) -> str:
+        """One line: pools with ranks and roles."""
+        parts = []
+        for name, ranks in self.pools.items():
+            roles = [role + ("" if self.style_of(role) == "shared" else f" ({self.style_of(role)})") for role in self.roles if self.roles[role] == name]  # fmt: skip
+            parts.append(f"{name}[{ranks}]: {', '.join(roles) or 'empty'}")
+        return "; ".join(parts) + (f"; async_depth {self.async_depth}" if self.async_depth else "")
+
+
+def measured_topology(profile: RunProfile) -> Topology:
+    """The layout the run had."""
+    return Topology(
+        pools=dict(profile.pools),
+        roles=dict(profile.roles),
+        colocate=dict(profile.colocate),
+        accelerator_pools=profile.accelerator_pools,
+        group_size=profile.group_size,
+        prompts_per_iteration=profile.prompts_per_iteration,
+        async_depth=profile.async_depth,
+        tensor_parallel=_tensor_parallel(profile),
+        cores=profile.cores,
+    )
+
+
+def _tensor_parallel(profile: RunProfile) -> int:
+    if profile.rollout is None or "rollout" not in profile.roles:
+        return 1
+    return max(1, profile.pools[profile.roles["rollout"]] // max(1, profile.rollout.num_engines))
+
+
+def with_ranks(topology: Topology, **ranks: int) -> Topology:
+    """The layout with other pool sizes, e.g. `with_ranks(layout, rollout=2)`; names are pools'."""
+    unknown = sorted(set(ranks) - set(topology.pools))
+    if unknown:
+        raise ValueError(f"pools {unknown} do not exist; there are {sorted(topology.pools)}")
+    return replace(topology, pools={**topology.pools, **ranks})
