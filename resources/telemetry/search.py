@@ -12,7 +12,7 @@ from resources.telemetry.profile import RunProfile
 from resources.telemetry.topology import CPU_ROLES, Topology, measured_topology
 from resources.telemetry.whatif import Prediction, predict
 
-_SEARCH_DRAWS = 2
+_SEARCH_DRAWS = 3
 _SMALLEST_PIECE_FRACTION = 1 / 128
 _CPU_POOL = "cpu"
 

@@ -105,3 +105,52 @@ def with_ranks(topology: Topology, **ranks: int) -> Topology:
     if unknown:
         raise ValueError(f"pools {unknown} do not exist; there are {sorted(topology.pools)}")
     return replace(topology, pools={**topology.pools, **ranks})
+
+
+def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
+    """The layout with changes in the words of the config, as `callsheet whatif RUN --set KEY=VALUE` gives them.
+
+    Keys: `pools.NAME` or `pools.NAME.bundles` (ranks; a new name makes a pool), `roles.ROLE.pool`,
+    `roles.ROLE.colocate`, `roles.rollout.tensor_parallel`, `rollout.group_size`, `rollout.max_running_sequences`,
+    `data.prompts_per_iteration`, `async_depth`, `cores`. Pools that end up without a role are dropped.
+    Raises ValueError naming the key and what is allowed.
+
+    >>> base = Topology(pools={"main": 2}, roles={"actor": "main", "rollout": "main"})
+    >>> override_topology(base, {"pools.engines": "4", "roles.rollout.pool": "engines"}).describe()
+    'main[2]: actor; engines[4]: rollout'
+    """
+    pools, roles, colocate = dict(base.pools), dict(base.roles), dict(base.colocate)
+    plain: dict[str, int] = {}
+    accelerated = set(base.accelerator_pools)
+    for key, value in changes.items():
+        match key.split("."):
+            case ["pools", name] | ["pools", name, "bundles"]:
+                if name not in pools and accelerated:
+                    accelerated.add(name)
+                pools[name] = _whole(key, value)
+            case ["roles", role, "pool"] if role in roles:
+                roles[role] = value
+            case ["roles", role, "colocate"] if role in roles:
+                colocate[role] = value
+            case ["roles", "rollout", ("tensor_parallel" as name)]:
+                plain[name] = _whole(key, value)
+            case ["rollout", ("group_size" | "max_running_sequences") as name] | ["data", ("prompts_per_iteration" as name)]:
+                plain[name] = _whole(key, value)
+            case [("async_depth" | "cores") as name]:
+                plain[name] = _whole(key, value)
+            case _:
+                raise ValueError(
+                    f"{key!r} is nothing a what-if can change; it can change pools.NAME.bundles, roles.ROLE.pool and .colocate"
+                    f" (roles here: {', '.join(sorted(roles))}), roles.rollout.tensor_parallel, rollout.group_size,"
+                    " rollout.max_running_sequences, data.prompts_per_iteration, async_depth, cores"
+                )
+    used = set(roles.values())
+    kept = {name: ranks for name, ranks in pools.items() if name in used}
+    return replace(base, pools=kept, roles=roles, colocate=colocate, accelerator_pools=frozenset(accelerated & used), **plain)
+
+
+def _whole(key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{key} is {value!r}; it is a whole number") from None

@@ -42,12 +42,14 @@ def predict(profile: RunProfile, topology: Topology, *, num_draws: int = _DRAWS)
     missing = sorted({task.role for task in profile.tasks.values()} - set(topology.roles))
     if missing:
         raise ValueError(f"roles {missing} have no pool in this layout; name one for each role the run had")
-    fill = topology.async_depth + 1  # iterations until the pipeline is full
+    fill = 2 * topology.async_depth + 1  # iterations until the pipeline is full and steady
     rounds = fill + max(2, num_draws)
     rollout_seconds = (
         [rollout_seconds_of(profile.rollout, topology, draw) for draw in range(num_draws)] if profile.rollout else [0.0]
     )
-    jobs, owner, ends = _jobs(profile, topology, rounds, rollout_seconds)
+    # Rounds after the last one measured keep the engines as busy as they are in the middle of a run.
+    jobs, owner, ends = _jobs(profile, topology, rounds + topology.async_depth, rollout_seconds)
+    ends = ends[:rounds]
     outcomes = simulate(jobs, topology.cores)
     begin, end = outcomes[ends[fill - 1]].end, outcomes[ends[-1]].end
     count = rounds - fill
@@ -144,7 +146,7 @@ def _job(
         delay=task.overhead_seconds + task.transfer_seconds * rows_ratio,
         seconds=seconds * task.frequency,
         locks=tuple(locks),
-        cores=task.cores_per_rank * ranks,
+        cores=task.cores_per_rank * (task.num_ranks if "weight" in task.task else ranks),  # a sync has the same work on any ranks
         accelerator=pool if is_accelerated else "",
     )
 
