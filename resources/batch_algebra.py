@@ -1,4 +1,4 @@
-"""How an iteration's rows divide: prompts x group -> rows -> mini-batches -> ranks -> micro-batches. Pure arithmetic."""
+"""How an iteration's rows divide: prompts x group -> rows -> mini-batches -> ranks -> micro-batches."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class RankShare:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchAlgebra:
-    """P x G = B rows; B / minis rows a step; the steps of an iteration; the share of each rank; what does not divide."""
+    """P x G = B rows; B / minis rows a step; steps of an iteration; share of each rank; what does not divide."""
 
     prompts: int
     group_size: int
@@ -108,6 +108,7 @@ def _remarks(config: RunConfig, shares: tuple[RankShare, ...], per_mini: int, en
     if config.data.prompts_per_iteration % engines:
         near = multiples_near(engines, config.data.prompts_per_iteration)
         remarks.append(
-            f"rollout: {config.data.prompts_per_iteration} prompts do not divide by {engines} engines; prompts that do: {near}"
+            f"rollout: {config.data.prompts_per_iteration} prompts do not divide by {engines} engines; "
+            f"prompts that do: {near}"
         )
     return remarks

@@ -1,7 +1,7 @@
 """Memory of each role on each accelerator, estimated from sizes alone. Pure: no torch. Formulas: docs/memory.md.
 
 Weights, gradients and optimizer states are exact for a Llama-shaped model; activations and buffers are estimates.
-What a CUDA context, the allocator's gaps or a library's workspace take is one line, `context`, and a guess.
+What a process takes before it holds anything is `process_bytes`.
 """
 
 from dataclasses import dataclass, fields
@@ -23,7 +23,16 @@ PREFETCHED_LAYERS = 2
 """FSDP gathers the layer in use and the next one."""
 DEFAULT_CPU_KV_CACHE = 256 * 2**20
 GPU_CONTEXT_BYTES = 1 * 2**30
-"""CUDA context, NCCL and library workspaces of one process; measured values lie between 0.5 and 1.5 GiB."""
+"""CUDA context, NCCL and library workspaces of one process: a guess, between 0.5 and 1.5 GiB are usual."""
+CPU_PROCESS_BYTES = 300 * 2**20
+"""A worker process that has imported torch and tensordict: 265 MB of its own were measured."""
+CPU_ENGINE_BYTES = 1400 * 2**20
+"""What vLLM adds to a worker process on a CPU beside weights and cache: 1.7 GB were measured for the whole."""
+ACCELERATOR_GIB = {
+    "T4": 16, "V100": 16, "L4": 24, "A10G": 24, "A100-40G": 40, "L40S": 48, "A100-80G": 80, "H100": 80, "H200": 141,
+    "B200": 180,
+}  # fmt: skip
+"""Memory by Ray's accelerator type; A100 alone is left out, since it is sold with 40 and with 80."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +45,6 @@ class RoleMemory:
     activations: int = 0
     kv_cache: int = 0
     communication: int = 0
-    context: int = 0
 
     @property
     def total(self) -> int:
@@ -155,7 +163,7 @@ def rollout_memory(config: RunConfig, shape: ModelShape, *, is_gpu: bool, rows: 
 
 
 def memory_of_duties(config: RunConfig, shapes: dict[str, ModelShape]) -> dict[str, RoleMemory]:
-    """Duty -> memory of one of its ranks. `shapes` maps model paths of the config ("model", "critic.model") to shapes."""
+    """Duty -> memory of one of its ranks. `shapes` is by the paths of `models_of`: "model", "critic.model"."""
     longest = config.data.max_prompt_length + config.rollout.max_response_length
     student = shapes["model"]
     table: dict[str, RoleMemory] = {}
@@ -186,6 +194,14 @@ def memory_of_duties(config: RunConfig, shapes: dict[str, ModelShape]) -> dict[s
                     if duty not in table or memory.total > table[duty].total:
                         table[duty] = memory  # Each model has ranks of its own; the largest is shown.
     return table
+
+
+def process_bytes(config: RunConfig, duties: tuple[str, ...], is_gpu: bool) -> int:
+    """What one process takes before it holds a model: the CUDA context, or imported libraries on a CPU."""
+    if is_gpu:
+        return GPU_CONTEXT_BYTES
+    has_engine = "rollout" in duties and config.rollout.engine == "vllm"
+    return CPU_PROCESS_BYTES + (CPU_ENGINE_BYTES if has_engine else 0)
 
 
 def duties_of_role(role: RoleName) -> tuple[RoleName, ...]:

@@ -14,6 +14,7 @@ import psutil
 from configs.pools import PoolConfig, parse_bytes
 
 ACCELERATOR_TYPE_LABEL = "ray.io/accelerator-type"
+ACCELERATOR_MEMORY_LABEL = "callsheet/accelerator-memory"
 _RAY_NAMES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU", "mem": "memory", "memory": "memory"}
 _GROUP = re.compile(r"\s*(?:(\d+)\s*x\s*)?\(([^()]*)\)\s*(?:[+;]|$)")
 _EXAMPLE = 'write for example "2x(gpu=8,cpu=96,mem=900GiB)", groups joined by +'
@@ -59,7 +60,8 @@ def bundle_demand(pool: PoolConfig) -> dict[str, float]:
 def parse_nodes(text: str) -> tuple[NodeResources, ...]:
     """Nodes from groups such as "2x(gpu=8,cpu=96,mem=900GiB,type=H100) + 1x(cpu=32,mem=64GiB)".
 
-    `type` is the accelerator type; any other word is a custom resource. Nodes get the addresses 10.0.0.1, 10.0.0.2, ...
+    `type` is the accelerator type, `vram` the memory of one accelerator; any other word is a custom resource.
+    Nodes get the addresses 10.0.0.1, 10.0.0.2, ...
 
     Raises:
         ValueError: what cannot be read, a size that is not positive, a resource named twice.
@@ -93,6 +95,9 @@ def _parse_group(text: str) -> tuple[dict[str, float], dict[str, str]]:
             raise ValueError(f"--nodes holds {part!r}; a resource is name=amount; {_EXAMPLE}")
         if word == "type":
             labels[ACCELERATOR_TYPE_LABEL] = value
+            continue
+        if word == "vram":
+            labels[ACCELERATOR_MEMORY_LABEL] = str(int(_amount(word, "memory", value)))
             continue
         name = _RAY_NAMES.get(word.lower(), word)
         if name in total:

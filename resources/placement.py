@@ -301,6 +301,12 @@ def _reason(entry: Entry, wanted: Mapping[str, float], shortage: Shortage) -> st
     typed = [node for node in shortage.nodes if entry.accelerator_type in (None, node.accelerator_type)]
     if not typed:
         return f"no node carries accelerator type {entry.accelerator_type}; correct pools.{entry.pool}.accelerator_type"
+    entries = sum(1 for other, _ in shortage.landed if other.pool == entry.pool) + 1
+    if entry.strategy is None and entries > len(typed):
+        return (
+            f"pools.{entry.pool}.nodes wants at least {entries} distinct nodes and {len(typed)} can be used; "
+            "use fewer, larger entries, or the form with bundles"
+        )
     names = [
         name for name, amount in wanted.items() if all(node.total.get(name, 0.0) + 1e-4 < amount for node in typed)
     ]

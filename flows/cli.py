@@ -1,0 +1,126 @@
+"""The `callsheet` command. Each command is a small function; whatever is heavy is imported inside it.
+
+Exit codes: 0 done, 1 failed while running, 2 refused before starting.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+
+from configs.environment import apply_defaults
+from configs.load import load_config
+from configs.problems import ConfigError
+from resources.node_resources import NodeResources
+
+DONE, FAILED, REFUSED = 0, 1, 2
+
+app = cyclopts.App(
+    name="callsheet",
+    help="Trains language models with PPO and its family: every role on its own pool, checked before it starts.",
+    version="0.1.0",
+    help_format="plaintext",
+)
+
+Overrides = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set", negative="", consume_multiple=False,
+        help="Override one value, for example --set rollout.group_size=8; may be given again.",
+    ),
+]  # fmt: skip
+AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object in place of tables.")]
+ConfigPath = Annotated[str, Parameter(help="A YAML file, or the name of a preset such as quickstart.")]
+
+
+class Refused(Exception):  # noqa: N818 - it is an outcome, not an error of ours
+    """The command cannot start; the text says why and what to do. Ends with exit code 2."""
+
+
+@app.command
+def plan(
+    config: ConfigPath,
+    *,
+    set_: Overrides = (),
+    nodes: Annotated[
+        str | None, Parameter(help='Nodes to plan for, for example "2x(gpu=8,cpu=96,mem=900GiB)"; no Ray is needed.')
+    ] = None,
+    address: Annotated[str | None, Parameter(help="HOST:PORT of a running Ray cluster to plan for.")] = None,
+    json_: AsJson = False,
+) -> int:
+    """Print who would work where, how the rows divide and what memory it takes. Starts nothing.
+
+    Without --nodes and --address it plans for this machine. Exit code 0 when it fits, 2 when it does not.
+    """
+    from resources.plan import build_plan, local_nodes
+
+    if nodes is not None and address is not None:
+        raise Refused(f"--nodes is {nodes!r} and --address is {address!r}; give one of them")
+    checked = load_config(config, set_)
+    sheet = build_plan(checked, _nodes(nodes, address) or local_nodes(checked))
+    if json_:
+        print(json.dumps(sheet.as_json()))
+    else:
+        from rich.console import Console
+
+        from flows.call_sheet import print_plan
+
+        print_plan(sheet, Console())
+    return DONE if sheet.does_fit else REFUSED
+
+
+def _nodes(nodes: str | None, address: str | None) -> Sequence[NodeResources]:
+    if nodes is not None:
+        from resources.node_resources import parse_nodes
+
+        try:
+            return parse_nodes(nodes)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+    if address is not None:
+        return cluster_nodes(address)
+    return ()
+
+
+def cluster_nodes(address: str) -> Sequence[NodeResources]:
+    """The live nodes of a running Ray cluster. Raises Refused when nobody answers at `address`."""
+    import logging
+
+    import ray
+
+    from resources.cluster import ClusterError, check_listening
+    from resources.inventory import live_nodes
+
+    try:
+        check_listening(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (ClusterError, ConnectionError, RuntimeError, ValueError) as error:
+        raise Refused(f"--address is {address!r}: {error}") from None
+    try:
+        return live_nodes()
+    finally:
+        ray.shutdown()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. What a user can cause is told in a block, never as a traceback."""
+    apply_defaults()
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = app(tokens, exit_on_error=False, print_error=True, result_action="return_value")
+    except cyclopts.CycloptsError:
+        return REFUSED  # cyclopts has printed what is wrong with the command line
+    except (ConfigError, Refused) as error:
+        if "--json" in tokens:
+            problems = [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else [str(error)]
+            print(json.dumps({"fits": False, "refusals": problems}))
+        print(error, file=sys.stderr)
+        return REFUSED
+    return result if isinstance(result, int) else DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

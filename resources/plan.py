@@ -1,0 +1,238 @@
+"""The call sheet: who works where, how the rows divide, what it takes. Everything known before anything starts.
+
+Pure: no Ray, no torch. `callsheet plan` prints it and `train` reserves by it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from configs.layout import process_groups
+from configs.model import ModelShape
+from configs.run import RunConfig
+from resources.batch_algebra import BatchAlgebra, batch_algebra
+from resources.memory import (
+    ACCELERATOR_GIB,
+    RoleMemory,
+    duties_of_role,
+    kv_bytes_per_token,
+    memory_of_duties,
+    models_of,
+    process_bytes,
+)
+from resources.model_shapes import shape_of
+from resources.node_resources import ACCELERATOR_MEMORY_LABEL, NodeResources, this_machine
+from resources.placement import NoFit, Placement, fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleMemory:
+    """What the roles of a bundle take together, beside what its accelerator has."""
+
+    pool: str
+    bundles: tuple[int, ...]
+    """Bundles of the pool that look alike."""
+    duties: tuple[str, ...]
+    total: int
+    certain: int
+    capacity: int | None
+    """None where the accelerator's memory is not known; the host's share for a pool of CPUs."""
+    verdict: str
+    """"fits", "over by estimate", "does not fit", or "unknown capacity"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole call sheet."""
+
+    config: RunConfig
+    placement: Placement | NoFit
+    algebra: BatchAlgebra
+    memory: Mapping[str, RoleMemory]
+    bundles: tuple[BundleMemory, ...]
+    shapes: Mapping[str, ModelShape]
+    remarks: tuple[str, ...]
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why this plan cannot work; empty when it can."""
+        reasons = [str(self.placement)] if isinstance(self.placement, NoFit) else []
+        for bundle in self.bundles:
+            if bundle.verdict == "does not fit":
+                reasons.append(
+                    f"pool {bundle.pool}: weights, gradients and optimizer states of {', '.join(bundle.duties)} take "
+                    f"{gib(bundle.certain)} of each bundle, which has {gib(bundle.capacity or 0)}; use more "
+                    "bundles, fewer roles in the pool, bfloat16, LoRA or offload"
+                )
+        return tuple(reasons)
+
+    @property
+    def does_fit(self) -> bool:
+        """Whether the run may start."""
+        return not self.refusals
+
+    def as_json(self) -> dict[str, Any]:
+        """One plain object, for programs."""
+        placement = self.placement
+        body: dict[str, Any] = {
+            "name": self.config.name,
+            "fits": self.does_fit,
+            "refusals": list(self.refusals),
+            "remarks": list(self.remarks),
+            "batch": asdict(self.algebra),
+            "memory": {duty: asdict(memory) | {"total": memory.total} for duty, memory in self.memory.items()},
+            "bundles": [asdict(bundle) for bundle in self.bundles],
+            "parameters": {path: shape.num_parameters for path, shape in self.shapes.items()},
+        }
+        if isinstance(placement, Placement):
+            body["nodes"] = [
+                {
+                    "ip": node.ip,
+                    "node_id": node.node_id,
+                    "total": dict(node.total),
+                    "left": dict(placement.left[node.node_id]),
+                }
+                for node in placement.nodes
+            ]
+            body["pins"] = placement.pins()
+            body["ranks"] = [asdict(rank) for rank in placement.ranks]
+            body["others"] = [asdict(other) for other in placement.others]
+        else:
+            body["no_fit"] = asdict(placement)
+        return body
+
+
+def gib(amount: int) -> str:
+    """Bytes as a person reads them: "1.50 GiB", "12.3 MiB"."""
+    return f"{amount / 2**30:.2f} GiB" if amount >= 2**30 else f"{amount / 2**20:.1f} MiB"
+
+
+def local_nodes(config: RunConfig) -> tuple[NodeResources, ...]:
+    """This machine, with the logical CPUs that a local cluster would be started with: what the pools ask, at least."""
+    asked = sum(pool.cpus_per_bundle * pool.size for pool in config.pools.values())
+    machine = this_machine(num_gpus=config.ray.num_gpus)
+    num_cpus = config.ray.num_cpus or max(int(machine.total["CPU"]), -int(-asked // 1))
+    return (this_machine(num_cpus=num_cpus, num_gpus=config.ray.num_gpus),)
+
+
+def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
+    """Work out everything.
+
+    Raises:
+        ConfigError: a model of which neither the config nor a local config.json tells the shape.
+    """
+    shapes = {path: shape_of(path, model) for path, model in models_of(config).items()}
+    placement = fit(config, nodes)
+    memory = memory_of_duties(config, shapes)
+    algebra = batch_algebra(config)
+    bundles = tuple(_bundle_memory(config, placement, memory))
+    remarks = [*algebra.remarks, *_memory_remarks(config, shapes["model"], bundles, algebra)]
+    return Plan(
+        config=config,
+        placement=placement,
+        algebra=algebra,
+        memory=memory,
+        bundles=bundles,
+        shapes=shapes,
+        remarks=tuple(remarks),
+    )
+
+
+def _bundle_memory(
+    config: RunConfig, placement: Placement | NoFit, memory: Mapping[str, RoleMemory]
+) -> list[BundleMemory]:
+    alike: dict[tuple[str, tuple[tuple[str, ...], ...], int | None], list[int]] = {}
+    for name, pool in config.pools.items():
+        groups = [group for group in process_groups(config) if group.pool == name]
+        for bundle in range(pool.size):
+            inside = [group for group in groups for place in group.bundles if place == bundle]
+            processes = tuple(
+                tuple(duty for role in group.roles for duty in duties_of_role(role) if duty in memory)
+                for group in inside
+            )
+            capacity = _capacity(config, placement, name, bundle)
+            alike.setdefault((name, tuple(filter(None, processes)), capacity), []).append(bundle)
+    found: list[BundleMemory] = []
+    for (name, processes, capacity), bundles in alike.items():
+        duties = tuple(duty for process in processes for duty in process)
+        is_gpu = config.pools[name].accelerator != "none"
+        total = sum(memory[duty].total for duty in duties)
+        total += sum(process_bytes(config, process, is_gpu) for process in processes)
+        certain = sum(memory[duty].certain for duty in duties if not _is_offloaded(config, duty))
+        verdict = _verdict(total, certain, capacity)
+        found.append(
+            BundleMemory(
+                pool=name, bundles=tuple(bundles), duties=duties, total=total, certain=certain, capacity=capacity,
+                verdict=verdict,
+            )
+        )  # fmt: skip
+    return [bundle for bundle in found if bundle.duties]
+
+
+def _is_offloaded(config: RunConfig, duty: str) -> bool:
+    return (duty == "actor" and config.actor.offload) or (duty == "critic" and config.critic.offload)
+
+
+def _verdict(total: int, certain: int, capacity: int | None) -> str:
+    if capacity is None:
+        return "unknown capacity"
+    if certain > capacity:
+        return "does not fit"
+    return "fits" if total <= capacity else "over by estimate"
+
+
+def _capacity(config: RunConfig, placement: Placement | NoFit, pool: str, bundle: int) -> int | None:
+    """Memory behind one bundle: its share of an accelerator; for CPUs what it reserves, else its share of the node."""
+    shape = config.pools[pool]
+    node = _node_of(placement, pool, bundle)
+    if shape.accelerator == "none":
+        if shape.memory_per_bundle is not None or node is None or "memory" not in node.total:
+            return shape.memory_per_bundle
+        assert isinstance(placement, Placement)
+        beside = sum(
+            1 for other in placement.pools.values() for place in other.bundles if place.node_id == node.node_id
+        )
+        return int(node.free["memory"] / beside)
+    if node is not None and ACCELERATOR_MEMORY_LABEL in node.labels:
+        return int(int(node.labels[ACCELERATOR_MEMORY_LABEL]) * shape.accelerators_per_bundle)
+    known = shape.accelerator_type or (node.accelerator_type if node is not None else None)
+    size = ACCELERATOR_GIB.get(known or "")
+    return None if size is None else int(size * 2**30 * shape.accelerators_per_bundle)
+
+
+def _node_of(placement: Placement | NoFit, pool: str, bundle: int) -> NodeResources | None:
+    if isinstance(placement, NoFit):
+        return None
+    node_id = placement.pools[pool].bundles[bundle].node_id
+    return next(node for node in placement.nodes if node.node_id == node_id)
+
+
+def _memory_remarks(
+    config: RunConfig, shape: ModelShape, bundles: Sequence[BundleMemory], algebra: BatchAlgebra
+) -> list[str]:
+    remarks: list[str] = []
+    for bundle in bundles:
+        first, last = bundle.bundles[0], bundle.bundles[-1]
+        where = f"pool {bundle.pool}, " + (f"bundle {first}" if first == last else f"bundles {first} to {last}")
+        if bundle.verdict == "over by estimate":
+            remarks.append(
+                f"{where}: {', '.join(bundle.duties)} take about {gib(bundle.total)} at once and the bundle has "
+                f"{gib(bundle.capacity or 0)}; lower micro-batches or rollout.max_running_sequences, checkpoint "
+                "gradients, or offload roles while others work"
+            )
+        if (
+            "rollout" in bundle.duties
+            and bundle.capacity is not None
+            and config.pools[bundle.pool].accelerator != "none"
+        ):
+            per_token = kv_bytes_per_token(shape, config.rollout.dtype or config.model.dtype)
+            weights = shape.num_parameters * (2 if (config.rollout.dtype or config.model.dtype) == "bfloat16" else 4)
+            room = int(bundle.capacity * config.rollout.gpu_memory_fraction) - weights
+            sequences = max(0, room // (per_token * algebra.longest))
+            wanted = min(config.rollout.max_running_sequences, algebra.rows_per_engine)
+            if sequences < wanted:
+                remarks.append(
+                    f"{where}: rollout.gpu_memory_fraction {config.rollout.gpu_memory_fraction:g} leaves room for "
+                    f"{sequences} whole sequences and up to {wanted} run at once; vLLM then pre-empts some"
+                )
+    return remarks
