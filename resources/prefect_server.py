@@ -29,7 +29,7 @@ STOP_SECONDS = 15.0
 MAX_RESTARTS = 20
 LOG_LINES_SHOWN = 15
 TUNING = {
-    # One write transaction an event locks SQLite under the subflows' own writes: a subflow costs 2.2 s instead of 0.17 s.
+    # One write transaction an event locks SQLite under the subflows' own writes: 2.2 s a subflow, not 0.17 s.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
@@ -107,7 +107,10 @@ class PrefectServer:
         self.stop()
 
     def start(self) -> None:
-        """Join the server at `home`, or start it. Raises PrefectServerError with the end of its log when it does not come up."""
+        """Join the server at `home`, or start it.
+
+        Raises PrefectServerError with the end of its log when it does not come up.
+        """
         self.home.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + self._timeout
         with _exclusive(self.home / "start.lock", end):
@@ -149,7 +152,8 @@ class PrefectServer:
         if self._port not in (None, running.port):
             use.close()
             raise PrefectServerError(
-                f"the database in {self.home} is served on port {running.port} already, not on {self._port}; leave the port out to join it"
+                f"the database in {self.home} is served on port {running.port} already, not on {self._port};"
+                " leave the port out to join it"
             )
         self._use, self._record, self.joined = use, running, True
         wait_until_healthy(running.api_url, end, self._log_tail)
@@ -220,7 +224,7 @@ def is_healthy(api_url: str, timeout: float = 2.0) -> str | None:
 def wait_until_healthy(
     api_url: str, end: float, log_tail: Callable[[], str] | None = None, alive: Callable[[], bool] | None = None
 ) -> None:
-    """Wait until the API answers. Raises PrefectServerError at `end` (monotonic), or at once when `alive` says it is gone."""
+    """Wait until the API answers. Raises PrefectServerError at `end` (monotonic), or when `alive` says it is gone."""
     while (reason := is_healthy(api_url)) is not None:
         gone = alive is not None and not alive()
         if gone or time.monotonic() >= end:

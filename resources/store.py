@@ -122,7 +122,7 @@ class BatchStore:
             return [shard for shard in self._batch(batch_id).shards if wanted.intersection(shard.columns)]
 
     def lookup(self, batch_id: str, columns: Sequence[str]) -> tuple[tuple[str, ...], list[ShardRef], tuple[int, ...]]:
-        """(columns here, shards that hold any of `columns`, row ids ascending); all empty when the batch is not here."""
+        """(columns here, shards that hold any of `columns`, row ids ascending); empty when the batch is not here."""
         with self._lock:
             batch = self._batches.get(batch_id)
             if batch is None:
@@ -161,8 +161,9 @@ class BatchStore:
         batch = self._batches.get(batch_id)
         if batch is None:
             raise StoreError(
-                f"batch {batch_id!r} is not in pool {self.pool!r} (incarnation {self.incarnation} of its task host, which"
-                f" holds {sorted(self._batches)}): it was read to its end, dropped, or lost with an earlier task host"
+                f"batch {batch_id!r} is not in pool {self.pool!r} (incarnation {self.incarnation} of its task host,"
+                f" which holds {sorted(self._batches)}): it was read to its end, dropped,"
+                " or lost with an earlier task host"
             )
         return batch
 
@@ -191,7 +192,8 @@ class StoreView:
                 return Rows(shards, row_ids)
             if time.monotonic() >= end:
                 raise StoreError(
-                    f"columns {missing} of batch {batch_id!r} are in none of the pools {pools}, which hold {sorted(present)}"
+                    f"columns {missing} of batch {batch_id!r} are in none of the pools {pools},"
+                    f" which hold {sorted(present)}"
                 )
             time.sleep(POLL_SECONDS)
 

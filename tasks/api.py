@@ -33,7 +33,7 @@ REACH_SECONDS = 5.0
 PROBE_SECONDS = 30.0
 
 
-class ApiUnreachable(RuntimeError):
+class ApiUnreachableError(RuntimeError):
     """Prefect's API does not answer: from where, at which address, why, and what to do."""
 
 
@@ -42,7 +42,7 @@ def prefect_api(config: PrefectConfig) -> Iterator[str]:
     """Settings under which flows of this process run; yields the API's URL.
 
     `prefect.api_url`, then PREFECT_API_URL, name a running server, which has to answer within seconds; without
-    either the embedded server is started or joined, and given up at the end. Raises ApiUnreachable or
+    either the embedded server is started or joined, and given up at the end. Raises ApiUnreachableError or
     PrefectServerError.
     """
     url = config.api_url or _configured_url()
@@ -82,7 +82,7 @@ def _require_reachable(url: str) -> None:
     end = time.monotonic() + REACH_SECONDS
     while (reason := is_healthy(url)) is not None:
         if time.monotonic() >= end:
-            raise ApiUnreachable(
+            raise ApiUnreachableError(
                 f"no Prefect server answers at {url} ({reason}); start it with `prefect server start`, correct"
                 " prefect.api_url or PREFECT_API_URL, or leave both out to use the embedded server"
             )
@@ -99,14 +99,16 @@ def ui_url(api_url: str) -> str:
 
 
 def wait_for_api(deadline_seconds: float, api_url: str | None = None) -> float:
-    """Wait until the API answers; returns the seconds it took. Raises ApiUnreachable after `deadline_seconds`."""
+    """Wait until the API answers; returns the seconds it took. Raises ApiUnreachableError after `deadline_seconds`."""
     url = api_url or _configured_url()
     if url is None:
-        raise ApiUnreachable("no Prefect API is configured; run inside `with prefect_api(...)` or set PREFECT_API_URL")
+        raise ApiUnreachableError(
+            "no Prefect API is configured; run inside `with prefect_api(...)` or set PREFECT_API_URL"
+        )
     begun = time.monotonic()
     while (reason := is_healthy(url)) is not None:
         if time.monotonic() - begun >= deadline_seconds:
-            raise ApiUnreachable(
+            raise ApiUnreachableError(
                 f"Prefect's API at {url} has not answered for {deadline_seconds:g} s ({reason}); the run can be resumed"
             )
         time.sleep(0.25)
@@ -123,9 +125,9 @@ def _probe(url: str) -> str | None:
 
 
 def check_from_nodes(api_url: str | None = None, deadline_seconds: float = PROBE_SECONDS) -> dict[str, str]:
-    """Ask the API from every node of the cluster; returns node id -> IP. Raises ApiUnreachable naming the nodes that cannot.
+    """Ask the API from every node of the cluster; returns node id -> IP.
 
-    A host that cannot reach the API would lose its task rows in silence.
+    Raises ApiUnreachableError naming the nodes that cannot: a host there would lose its task rows in silence.
     """
     url = api_url or _configured_url() or ""
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
@@ -149,19 +151,19 @@ def check_from_nodes(api_url: str | None = None, deadline_seconds: float = PROBE
             if "127.0.0.1" in url or "localhost" in url
             else ""
         )
-        raise ApiUnreachable(
+        raise ApiUnreachableError(
             f"Prefect's API at {url} is not reached from every node ({where}).{loopback} Run a Prefect server that all"
             " nodes reach and name it in prefect.api_url"
         )
     return nodes
 
 
-class RunCancelled(RuntimeError):
+class RunCancelledError(RuntimeError):
     """Somebody cancelled the flow run, in the UI or with `prefect flow-run cancel`."""
 
 
 class CancelWatch:
-    """Looks every few seconds whether a flow run was cancelled; `check()` raises RunCancelled once it was."""
+    """Looks every few seconds whether a flow run was cancelled; `check()` raises RunCancelledError once it was."""
 
     def __init__(self, flow_run_id: UUID | str, every_seconds: float = 2.0) -> None:
         self._id = UUID(str(flow_run_id))
@@ -185,7 +187,7 @@ class CancelWatch:
 
     def check(self) -> None:
         if self.is_cancelled:
-            raise RunCancelled(f"flow run {self._id} was cancelled")
+            raise RunCancelledError(f"flow run {self._id} was cancelled")
 
     def _look(self) -> None:
         with temporary_settings({PREFECT_API_URL: self._context.api.url}):

@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.5
 """How often a wait looks up to see whether the run was cancelled."""
 
 
-class StepFailed(RuntimeError):
+class StepFailedError(RuntimeError):
     """A step failed: its name and pool stand before its own error, which is the cause."""
 
 
@@ -24,8 +24,8 @@ def collect(
 ) -> list[StepResult]:
     """Results of `futures`, in their order.
 
-    Raises StepFailed for the first one that fails (others may still run), HostLost when a host died, TimeoutError
-    naming what is pending, and whatever `check` raises; it is called twice a second while waiting.
+    Raises StepFailedError for the first one that fails (others may still run), HostLostError when a host died,
+    TimeoutError naming what is pending, and whatever `check` raises; it is called twice a second while waiting.
     """
     pending = {future.wrapped_future: future for future in futures}
     end = None if deadline_seconds is None else time.monotonic() + deadline_seconds
@@ -50,7 +50,9 @@ def _raise_failure(future: StepFuture) -> None:
     if future.state.is_crashed() and isinstance(error, BaseException):
         raise error
     reason = error if isinstance(error, BaseException) else None
-    raise StepFailed(f"step {future.task_name!r} in pool {future.pool!r}: {reason or future.state.message}") from reason
+    raise StepFailedError(
+        f"step {future.task_name!r} in pool {future.pool!r}: {reason or future.state.message}"
+    ) from reason
 
 
 def spans_of(futures: Iterable[StepFuture], iteration: int, attempt: int = 1) -> list[TaskSpan]:

@@ -75,7 +75,10 @@ class HostContext:
         return self.store.rows(named, columns, wait_seconds)
 
     def add(self, batch: BatchHandle | str, shards: Sequence[ShardRef]) -> BatchHandle:
-        """Put the workers' new columns into this pool's table. Raises ValueError for a column the step did not declare."""
+        """Put the workers' new columns into this pool's table.
+
+        Raises ValueError for a column that the step did not declare.
+        """
         current = _CURRENT.get()
         if current is not None:
             added = {column for shard in shards for column in shard.columns} - {"row_ids", "group_ids"}
@@ -108,7 +111,8 @@ def host() -> HostContext:
     """The context of the task host this process is. Raises RuntimeError anywhere else."""
     if not _HOST:
         raise RuntimeError(
-            "this process is no task host; submit the step from a flow that runs with PoolTaskRunner, or use_host() in a test"
+            "this process is no task host; submit the step from a flow that runs with PoolTaskRunner, or use"
+            " use_host() in a test"
         )
     return _HOST[-1]
 
@@ -142,6 +146,10 @@ def measure_body() -> Iterator[_Running | None]:
         current.ended = time.monotonic()
 
 
+_remote_step: Any = ray.method(concurrency_group="steps", num_returns=2)
+"""Typed Any: Ray's stubs know no variadic methods."""
+
+
 class TaskHost:
     """The Ray actor; `tasks.hosts.start_hosts` makes it."""
 
@@ -157,7 +165,7 @@ class TaskHost:
         self._client.client.__enter__()
         self._results = ResultStore()
 
-    @ray.method(concurrency_group="steps", num_returns=2)
+    @_remote_step
     def run(self, *upstream: bytes, call: bytes) -> tuple[bytes, dict[str, Any]]:
         """Run one task; returns (its final Prefect state, encoded; its timing)."""
         received = time.monotonic()
@@ -199,13 +207,14 @@ class TaskHost:
         client_token = SyncClientContext.__var__.set(self._client)
         try:
             with self._flow_context(spec.flow_run):
-                return run_task_sync(
+                state: Any = run_task_sync(
                     task=task,
                     task_run_id=spec.task_run_id,
                     parameters=parameters,
                     wait_for=wait_for,
                     return_type="state",
                 )
+                return state
         finally:
             SyncClientContext.__var__.reset(client_token)
 
@@ -282,7 +291,7 @@ class TaskHost:
 
 
 def _encode_state(state: State[Any]) -> bytes:
-    """A state whose exception does not survive pickling would take the whole outcome with it; its text is kept instead."""
+    """A state whose exception does not survive pickling would be lost with it; the exception's text is kept instead."""
     if state.is_completed():
         return encode(state)
     try:

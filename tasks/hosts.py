@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from prefect.settings.context import get_current_settings
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError
 
 from configs.layout import advantage_pool, duties
 from configs.run import RunConfig
@@ -45,7 +46,7 @@ def pools_of_roles(config: RunConfig) -> dict[str, str]:
     return table | {"advantage": advantage_pool(config)}
 
 
-class HostLost(RuntimeError):
+class HostLostError(RuntimeError):
     """A pool's task host died: pool, step and Ray's reason. What its table held is gone; the iteration runs again."""
 
 
@@ -57,7 +58,7 @@ class HostSet:
         *,
         run_id: str,
         role_pools: Mapping[str, str],
-        steps: Iterable[Step[Any]],
+        steps: Iterable[Step],
         placements: Mapping[str, Any] | None = None,
         config: Any = None,
         env: Mapping[str, str] | None = None,
@@ -89,18 +90,21 @@ class HostSet:
             raise ValueError(f"task {task.name!r} has no role, so no pool; declare it with @step(role=...)")
         if task.role not in self.role_pools:
             raise ValueError(
-                f"step {task.name!r} has role {task.role!r}, which stands in no pool; roles are {sorted(self.role_pools)}."
-                f" Add roles.{task.role}.pool"
+                f"step {task.name!r} has role {task.role!r}, which stands in no pool; roles are"
+                f" {sorted(self.role_pools)}. Add roles.{task.role}.pool"
             )
         return self.role_pools[task.role]
 
     def host_of(self, pool: str) -> "ActorHandle[Any]":
         if pool not in self._hosts:
-            raise HostLost(f"pool {pool!r} has no task host; hosts are in {sorted(self._hosts)}")
+            raise HostLostError(f"pool {pool!r} has no task host; hosts are in {sorted(self._hosts)}")
         return self._hosts[pool]
 
     def start(self, deadline_seconds: float = START_DEADLINE_SECONDS) -> dict[str, dict[str, Any]]:
-        """Make a host in every pool and wait until all answer; returns their facts by pool. Raises TimeoutError naming who is missing."""
+        """Make a host in every pool and wait until all answer; returns their facts by pool.
+
+        Raises TimeoutError naming the pools whose host did not come up.
+        """
         for pool in self.pools:
             self._make(pool)
         facts = self._ask("facts", deadline_seconds)
@@ -144,8 +148,9 @@ class HostSet:
 
     def shutdown(self, flush_seconds: float = 10.0) -> None:
         """Let the hosts send their last events, then end them. A host that does not answer is ended all the same."""
-        sending = [host.flush.remote() for host in self._hosts.values()]
-        ray.wait(sending, num_returns=len(sending), timeout=flush_seconds) if sending else None
+        sending: list[Any] = [host.flush.remote() for host in self._hosts.values()]
+        if sending:
+            ray.wait(sending, num_returns=len(sending), timeout=flush_seconds)
         for host in self._hosts.values():
             ray.kill(host)
         self._hosts.clear()
@@ -163,7 +168,8 @@ class HostSet:
         if self._placements.get(pool) is not None:
             options["scheduling_strategy"] = self._placements[pool]
         readers = readers_of(self.steps)
-        actor_class = ray.remote(concurrency_groups={"steps": MAX_CONCURRENT_STEPS, "table": 2})(TaskHost)
+        decorate: Any = ray.remote  # Ray's stubs do not know concurrency_groups
+        actor_class = decorate(concurrency_groups={"steps": MAX_CONCURRENT_STEPS, "table": 2})(TaskHost)
         self._hosts[pool] = actor_class.options(**options).remote(pool, self.run_id, self._config, readers, number)
 
     def _ask(self, method: str, timeout: float, *args: Any) -> dict[str, Any]:
@@ -176,12 +182,12 @@ class HostSet:
         for ref in done:
             try:
                 answers[asked[ref]] = ray.get(ref)
-            except ray.exceptions.RayActorError as error:
-                raise HostLost(f"the task host of pool {asked[ref]!r} died: {_reason(error)}") from error
+            except RayActorError as error:
+                raise HostLostError(f"the task host of pool {asked[ref]!r} died: {_reason(error)}") from error
         return answers
 
 
-def _reason(error: ray.exceptions.RayError) -> str:
+def _reason(error: RayError) -> str:
     return str(error).strip().replace("\n", " ")[:500]
 
 

@@ -6,7 +6,7 @@ flow parameters are shipped, Ray re-runs nothing, and a host's death names pool 
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -19,10 +19,11 @@ from prefect.states import Crashed
 from prefect.tasks import Task
 from prefect.utilities.collections import visit_collection
 from prefect_ray.task_runners import PrefectRayFuture, RayTaskRunner
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from resources.telemetry.spans import Collect, Dispatch, RankSpan, TaskSpan, Waits
 from tasks.call import FlowRunFacts, TaskCall, Upstream, decode, encode, reference_to
-from tasks.hosts import HostLost, HostSet
+from tasks.hosts import HostLostError, HostSet
 from tasks.step import StepResult
 
 _BOUND: list[HostSet] = []
@@ -53,7 +54,7 @@ class _Submission:
 
 
 class StepFuture(PrefectRayFuture[StepResult]):
-    """The outcome of a submitted step. `result()` raises the step's own error, or HostLost when its host died."""
+    """The outcome of a submitted step. `result()` raises the step's own error, or HostLostError when its host died."""
 
     def __init__(self, task_run_id: Any, wrapped_future: Any, timing: Any, submission: _Submission) -> None:
         super().__init__(task_run_id=task_run_id, wrapped_future=wrapped_future)
@@ -76,9 +77,9 @@ class StepFuture(PrefectRayFuture[StepResult]):
             return
         try:
             data = ray.get(self.wrapped_future, timeout=timeout)
-        except ray.exceptions.GetTimeoutError:
+        except GetTimeoutError:
             return
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             self._final_state = self._crashed(error)
             return
         begun = time.monotonic()
@@ -89,7 +90,7 @@ class StepFuture(PrefectRayFuture[StepResult]):
         self.wait(timeout)
         if self._final_state is None:
             raise TimeoutError(f"step {self.task_name!r} in pool {self.pool!r} did not end within {timeout:g} s")
-        if self._final_state.is_crashed() and isinstance(self._final_state.data, HostLost) and raise_on_failure:
+        if self._final_state.is_crashed() and isinstance(self._final_state.data, HostLostError) and raise_on_failure:
             raise self._final_state.data
         return self._final_state.result(raise_on_failure=raise_on_failure, _sync=True)  # pyright: ignore[reportCallIssue]
 
@@ -97,24 +98,24 @@ class StepFuture(PrefectRayFuture[StepResult]):
         """What was measured of the step, without its iteration; None while it runs or when its host died."""
         if self._span is None and self._final_state is not None:
             try:
-                timing = ray.get(self._timing_ref, timeout=5.0)
-            except ray.exceptions.RayError:
+                timing: Any = ray.get(self._timing_ref, timeout=5.0)
+            except RayError:
                 return None
             self._span = _span_of(self._submission, timing, self._collected)
         return self._span
 
-    def _crashed(self, error: ray.exceptions.RayError) -> State[Any]:
+    def _crashed(self, error: RayError) -> State[Any]:
         dead = [one for one in self._submission.upstream if one.state.is_crashed()]
         if dead:
-            cause: Exception = HostLost(
+            cause: Exception = HostLostError(
                 f"step {self.task_name!r} did not run: {dead[0].task_name!r} before it crashed: {dead[0].state.message}"
             )
-        elif isinstance(error, ray.exceptions.RayActorError):
-            cause = HostLost(
+        elif isinstance(error, RayActorError):
+            cause = HostLostError(
                 f"step {self.task_name!r}: the task host of pool {self.pool!r} died: {_first_lines(error)}"
             )
         else:
-            cause = HostLost(f"step {self.task_name!r} in pool {self.pool!r}: {_first_lines(error)}")
+            cause = HostLostError(f"step {self.task_name!r} in pool {self.pool!r}: {_first_lines(error)}")
         return Crashed(message=str(cause), data=cause)
 
 
@@ -177,7 +178,8 @@ class PoolTaskRunner(RayTaskRunner[Any]):
         )
         data = encode(call)
         encoded = time.monotonic()
-        state, timing = self.hosts.host_of(pool).run.remote(*(one.wrapped_future for one in upstream), call=data)
+        run: Any = self.hosts.host_of(pool).run
+        state, timing = run.remote(*(one.wrapped_future for one in upstream), call=data)
         submission = _Submission(
             task=task.name,
             role=getattr(task, "role", ""),
@@ -193,10 +195,14 @@ class PoolTaskRunner(RayTaskRunner[Any]):
         return future
 
 
+ON_POOLS: Any = PoolTaskRunner()
+"""`@flow(task_runner=ON_POOLS)`: the hosts that are current when the flow runs."""
+
+
 def _exchange(value: Any, upstream: list[StepFuture]) -> Any:
     """`value` with each step future replaced by its place in `upstream`, where Ray resolves it."""
 
-    def place(item: Any) -> Any:
+    def place(item: Any, /) -> Any:
         if not isinstance(item, PrefectFuture):
             return item
         if not isinstance(item, StepFuture):

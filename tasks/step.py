@@ -8,7 +8,7 @@ optimizer step done twice is wrong, and a tagged task costs seconds on SQLite.
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
@@ -16,7 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from resources.store import BatchHandle
 from resources.telemetry.spans import RankSpan
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from tasks.runner import StepFuture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +36,29 @@ class StepResult:
     """What each rank measured; taken off in the task host and sent beside the result, not with it."""
 
 
-class Step(Task[P, StepResult]):
+class Step(Task[..., StepResult]):
     """A Prefect task that knows its role and its columns."""
 
     role: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
-    def with_options(self, *args: Any, **kwargs: Any) -> "Step[P]":
-        changed = super().with_options(*args, **kwargs)
+    if TYPE_CHECKING:
+
+        def submit(self, *args: Any, **kwargs: Any) -> "StepFuture":
+            """Send the step to its pool's host; arguments may be futures of earlier steps, `wait_for` too."""
+            ...
+
+    def with_options(self, *args: Any, **kwargs: Any) -> "Step":
+        changed: Any = super().with_options(*args, **kwargs)
         changed.__class__ = Step
         changed.role, changed.reads, changed.writes = self.role, self.reads, self.writes
-        return changed  # pyright: ignore[reportReturnType]
+        return changed
 
 
 def step(
     *, role: str, name: str | None = None, reads: Iterable[str] = (), writes: Iterable[str] = ()
-) -> Callable[[Callable[P, StepResult]], Step[P]]:
+) -> Callable[[Callable[..., StepResult]], Step]:
     """Make a function a step of `role`.
 
     `name` is what the UI shows and defaults to the function's name with dashes. `reads` are the columns the body
@@ -59,7 +66,7 @@ def step(
     future of an earlier step as an argument: the body receives that step's `BatchHandle` (None if it made none).
     """
 
-    def decorate(fn: Callable[P, StepResult]) -> Step[P]:
+    def decorate(fn: Callable[..., StepResult]) -> Step:
         task_name = name or fn.__name__.replace("_", "-")
         made = Step(
             _body(fn),
@@ -76,7 +83,7 @@ def step(
     return decorate
 
 
-def readers_of(steps: Iterable[Step[Any]]) -> dict[str, tuple[str, ...]]:
+def readers_of(steps: Iterable[Step]) -> dict[str, tuple[str, ...]]:
     """Column -> names of the steps that read it, for the store's table.
 
     >>> readers_of([])
@@ -89,15 +96,15 @@ def readers_of(steps: Iterable[Step[Any]]) -> dict[str, tuple[str, ...]]:
     return {column: tuple(names) for column, names in sorted(table.items())}
 
 
-def _body(fn: Callable[P, StepResult]) -> Callable[P, StepResult]:
+def _body(fn: Callable[..., StepResult]) -> Callable[..., StepResult]:
     @functools.wraps(fn)
-    def body(*args: P.args, **kwargs: P.kwargs) -> StepResult:
+    def body(*args: Any, **kwargs: Any) -> StepResult:
         from tasks.host import measure_body
 
         plain = [_handle_of(value) for value in args]
         named = {key: _handle_of(value) for key, value in kwargs.items()}
         with measure_body() as measured:
-            result = fn(*plain, **named)  # pyright: ignore[reportCallIssue]
+            result = fn(*plain, **named)
             if not isinstance(result, StepResult):
                 raise TypeError(f"step {fn.__qualname__} returned {type(result).__name__}; a step returns a StepResult")
             if measured is None:
