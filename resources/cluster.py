@@ -21,9 +21,10 @@ from resources.cleanup import CONTROLLER_KEY, RUN_KEY, clean_run, controller_ide
 from resources.inventory import live_nodes
 from resources.node_resources import NodeResources
 from resources.pool_manager import DEADLINE_SECONDS, PoolManager
-from resources.processes import Processes
+from resources.ray_state import reread_settings
 from resources.registry import drop_run, read_card, write_card
 from resources.supervision import Supervisor
+from resources.worker_spec import Endable
 
 CONNECT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class Cluster:
         """
         Args:
             run_id: namespace of everything this run makes; one live run per id on a cluster.
-            address: `host:port` of a cluster to join; "local" starts one; None takes the connection this process has, or
-                starts one.
+            address: `host:port` of a cluster to join; "local" starts one; None takes the connection this process has,
+                or starts one.
             run_dir: where `logs/{role}-{rank}.log` go.
             num_cpus, num_gpus, resources, object_store_bytes: only for a cluster started here.
             worker_env: added to every worker's environment.
@@ -77,7 +78,7 @@ class Cluster:
             "object_store_memory": object_store_bytes,
         }
         self._user_env = dict(worker_env or {})
-        self._adopted: list[Processes] = []
+        self._adopted: list[Endable] = []
         self._owns_ray = False
         self._handlers: dict[int, Any] = {}
 
@@ -132,7 +133,7 @@ class Cluster:
         self.pools.reserve(configs, deadline_seconds, pins)
         return self.pools
 
-    def adopt(self, processes: Processes) -> None:
+    def adopt(self, processes: Endable) -> None:
         """End these processes when the run ends."""
         self._adopted.append(processes)
 
@@ -141,7 +142,7 @@ class Cluster:
         self._hold_signals()
         try:
             for processes in self._adopted:
-                if processes.pool.config.lifetime == "run":
+                if not processes.is_detached:
                     processes.stop()
             self.pools.release()
             drop_run(self.run_id)
@@ -167,8 +168,7 @@ class Cluster:
         else:
             check_listening(str(self._address))
             options["address"] = self._address
-        # Ray reads its settings when it is imported, which may have been before ours were set.
-        ray._raylet.Config.initialize("")
+        reread_settings()
         try:
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -237,7 +237,8 @@ def check_listening(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise ClusterError(
-            f"nobody listens at {address} ({error}); start Ray there (ray start --head --port {port}) or leave the address out to start a local one"
+            f"nobody listens at {address} ({error}); start Ray there (ray start --head --port {port}) "
+            "or leave the address out to start a local one"
         ) from error
 
 

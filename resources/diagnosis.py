@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from resources.failures import (
     CallTimeout,
@@ -33,8 +34,11 @@ class Watched(Protocol):
     facts: GroupFacts
 
     def release_peers(self, failure: Failure) -> Failure: ...
+
     def evidence(self, timeout: float) -> Failure | None: ...
+
     def log_tail(self, rank: int) -> list[str]: ...
+
     def running(self) -> list[tuple[str | None, float]]: ...
 
 
@@ -46,7 +50,7 @@ def diagnose(
     A plain exception leaves the group usable if every rank has answered; a death, a missed deadline or a rank that is
     still blocked ends the whole group.
     """
-    is_late = isinstance(error, ray.exceptions.GetTimeoutError)
+    is_late = isinstance(error, GetTimeoutError)
     failures, pending = _settle(processes, refs, role, method, 0.0 if is_late else SETTLE_SECONDS)
     if not failures:
         late = _deadline(processes, pending or sorted(refs), role, method, seconds)
@@ -83,17 +87,17 @@ def _settle(
     for ref in done:
         try:
             ray.get(ref, timeout=_EVIDENCE_SECONDS)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             failures.append(_failure_of(processes.facts, ranks[ref], error, role, method))
     return failures, sorted(ranks[ref] for ref in waiting)
 
 
-def _failure_of(facts: GroupFacts, rank: int, error: ray.exceptions.RayError, role: str, method: str) -> Failure:
+def _failure_of(facts: GroupFacts, rank: int, error: RayError, role: str, method: str) -> Failure:
     now = time.monotonic()
-    if isinstance(error, ray.exceptions.RayActorError):
+    if isinstance(error, RayActorError):
         kind, detail = death_kind(str(error), None, None, (), is_oom=False)
         return facts.failure(rank, kind, detail, role=role, method=method, raised_at=now)
-    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, RankError) and cause.type_name == "StaleGroup":
         return facts.failure(rank, "stale", cause.text, role=role, method=method)
     if isinstance(cause, RankError):

@@ -90,8 +90,8 @@ class Failure:
         call = f" in {self.role}.{self.method}" if self.method else ""
         text = [
             f"{self.role} rank {self.rank} of {self.world_size} failed{call}: {self.kind}: {self.detail}",
-            f"  role {self.role} · pool {self.pool} · rank {self.rank} · node {self.node_ip} ({self.node_id[:12]}) · pid {self.pid} "
-            f"· group {self.group} · incarnation {self.incarnation}",
+            f"  role {self.role} · pool {self.pool} · rank {self.rank} · node {self.node_ip} ({self.node_id[:12]}) "
+            f"· pid {self.pid} · group {self.group} · incarnation {self.incarnation}",
         ]
         if self.pending:
             text.append(f"  not answered: {', '.join(self.pending)}")
@@ -107,7 +107,7 @@ class Failure:
         return "\n".join(text)
 
 
-class WorkerFailed(RuntimeError):
+class WorkerFailed(RuntimeError):  # noqa: N818 - it says what happened, as CallTimeout does
     """A worker of a group failed. Says role, rank, pool, node, pid and kind first; `failure` holds them as fields."""
 
     def __init__(self, failure: Failure) -> None:
@@ -118,7 +118,7 @@ class WorkerFailed(RuntimeError):
         return (type(self), (self.failure,))
 
 
-class CallTimeout(WorkerFailed, TimeoutError):
+class CallTimeout(WorkerFailed, TimeoutError):  # noqa: N818
     """A call that was not answered by its deadline; the ranks that had not answered are named."""
 
 

@@ -1,7 +1,7 @@
 """Child processes that cannot outlive the controller.
 
-The child runs under a small guard (`python -m resources.guard`) that leads a process group of its own and holds the read
-end of a pipe. When the write end closes, however its holder ended, the guard ends the whole group.
+The child runs under a small guard (`python -m resources.guard`) that leads a process group of its own and holds the
+read end of a pipe. When the write end closes, however its holder ended, the guard ends the whole group.
 """
 
 import os

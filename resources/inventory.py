@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
-import ray
 from ray.util import placement_group_table
 
 from resources.node_resources import NodeResources
 from resources.ranks import node_key
+from resources.ray_state import all_nodes, free_per_node
 
 _HIDDEN = ("node:", "object_store_memory", "bundle_group", "accelerator_type:")
 
 
 def live_nodes() -> list[NodeResources]:
     """The nodes that are alive, in numeric IP order, then node id."""
-    free = ray._private.state.available_resources_per_node()
+    free = free_per_node()
     holders = _holders()
     nodes = [
         NodeResources(
@@ -24,7 +24,7 @@ def live_nodes() -> list[NodeResources]:
             labels=node.get("Labels") or {},
             holders=holders.get(node["NodeID"], {}),
         )
-        for node in ray.nodes()
+        for node in all_nodes()
         if node["Alive"]
     ]
     return sorted(nodes, key=lambda node: node_key(node.ip, node.node_id))

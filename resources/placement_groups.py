@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import ray
+from ray.exceptions import RaySystemError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
@@ -66,7 +66,7 @@ def release_groups(groups: Sequence[PlacementGroup]) -> None:
 
 
 def _create(request: GroupRequest) -> PlacementGroup:
-    selector = {}
+    selector: dict[str, str] = {}
     if request.node_id is not None:
         selector["ray.io/node-id"] = request.node_id
     if request.accelerator_type is not None:
@@ -77,9 +77,9 @@ def _create(request: GroupRequest) -> PlacementGroup:
             strategy=request.strategy,
             name=request.name,
             lifetime="detached" if request.is_detached else None,
-            bundle_label_selector=[selector] * len(request.bundles) if selector else None,
+            bundle_label_selector=[selector] * len(request.bundles) if selector else [],
         )
-    except ray.exceptions.RaySystemError as error:
+    except RaySystemError as error:
         raise PoolError(f"{request.label}: Ray refused the placement group {request.name!r}: {error}") from error
 
 

@@ -78,7 +78,7 @@ class PoolManager:
 
 
 def choose_nodes(configs: Mapping[str, PoolConfig], nodes: Sequence[NodeResources]) -> dict[str, list[str]]:
-    """A node id for each entry of `nodes`, as preflight chooses them. Raises PoolError with the table for what does not fit."""
+    """A node id per entry of `nodes`, as preflight chooses. Raises PoolError with the table for what does not fit."""
     entries = [entry for name, config in configs.items() for entry in _entries(name, config)]
     fitting = fit_entries(entries, nodes)
     if isinstance(fitting, Shortage):
@@ -119,6 +119,10 @@ def _refusal(shortage: Shortage, config: PoolConfig, nodes: Sequence[NodeResourc
     resource = ray_name(config.accelerator)
     known = sorted({name for node in nodes for name in node.total} - {"memory"})
     if resource is not None and resource not in known:
-        return f"{who}: accelerator {config.accelerator!r} is unknown to this cluster, whose nodes have {known}; name one of those or `none`"
+        return (
+            f"{who}: accelerator {config.accelerator!r} is unknown to this cluster, whose nodes have "
+            f"{known}; name one of those or `none`"
+        )
     now = [replace(node, free=shortage.left[node.node_id]) for node in nodes]
-    return f"{who} does not fit on any node (free counts what this run's other pools take)\n{shortage_table({who: needed}, now)}"
+    table = shortage_table({who: needed}, now)
+    return f"{who} does not fit on any node (free counts what this run's other pools take)\n{table}"

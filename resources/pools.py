@@ -88,20 +88,22 @@ class Bundle:
         )
         if len(self.claims) >= self.config.colocated_groups:
             raise PoolError(
-                f"{where}: {owner} would be group {len(self.claims) + 1} on a bundle with colocated_groups {self.config.colocated_groups} "
-                f"(there: {taken}); raise pools.{self.pool}.colocated_groups or cast the role onto another pool"
+                f"{where}: {owner} would be group {len(self.claims) + 1} on a bundle with colocated_groups "
+                f"{self.config.colocated_groups} (there: {taken}); "
+                f"raise pools.{self.pool}.colocated_groups or cast the role onto another pool"
             )
         fraction_left = 1.0 - sum(held.fraction for held in self.claims.values())
         if claim.fraction > fraction_left + GRANULARITY:
             raise PoolError(
-                f"{where}: {owner} asks for fraction {claim.fraction:g} and {max(0.0, fraction_left):g} is left (there: {taken}); "
-                "the fractions on a bundle add up to at most 1"
+                f"{where}: {owner} asks for fraction {claim.fraction:g} and {max(0.0, fraction_left):g} is left "
+                f"(there: {taken}); the fractions on a bundle add up to at most 1"
             )
         cpus_left = self.config.cpus_per_bundle - sum(held.cpus for held in self.claims.values())
         if claim.cpus > cpus_left + GRANULARITY:
             raise PoolError(
-                f"{where}: {owner} asks for {claim.cpus:g} CPUs and {max(0.0, cpus_left):g} of {self.config.cpus_per_bundle:g} are left "
-                f"(there: {taken}); raise pools.{self.pool}.cpus_per_bundle or lower roles.*.cpus"
+                f"{where}: {owner} asks for {claim.cpus:g} CPUs and {max(0.0, cpus_left):g} of "
+                f"{self.config.cpus_per_bundle:g} are left (there: {taken}); "
+                f"raise pools.{self.pool}.cpus_per_bundle or lower roles.*.cpus"
             )
 
 
@@ -143,7 +145,8 @@ class ResourcePool:
         )
         if any(size < 1 for size in named.values()) or sum(named.values()) != self.size:
             raise PoolError(
-                f"pool {self.name} has {self.size} bundles and cannot be split into {named}; sizes are positive and add up to it"
+                f"pool {self.name} has {self.size} bundles and cannot be split into {named}; "
+                "sizes are positive and add up to it"
             )
         edges = {0, *itertools.accumulate(self.node_counts)}
         parts: list[ResourcePool] = []
@@ -153,8 +156,9 @@ class ResourcePool:
             part = ResourcePool(name, self.config, self.bundles[start:stop])
             if len(part.node_counts) > 1 and not {start, stop} <= edges:
                 raise PoolError(
-                    f"pool {self.name} with {self.node_counts} bundles per node cannot be split into {named}: {name} would hold bundles "
-                    f"{start} to {stop - 1}, across a node edge; cut at {sorted(edges)} or inside one node"
+                    f"pool {self.name} with {self.node_counts} bundles per node cannot be split into {named}: {name} "
+                    f"would hold bundles {start} to {stop - 1}, across a node edge; "
+                    f"cut at {sorted(edges)} or inside one node"
                 )
             parts.append(part)
             start = stop

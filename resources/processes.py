@@ -1,14 +1,13 @@
-"""The processes of one or several colocated roles: started in parallel, watched, released together, rebuilt together."""
+"""The processes of one or several colocated roles: started in parallel, watched, released and rebuilt together."""
 
 import importlib.util
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from resources.diagnosis import await_evidence, diagnose
@@ -17,53 +16,13 @@ from resources.failures import Failure, GroupFacts, RankFacts
 from resources.node_resources import ray_name
 from resources.pools import Claim, ResourcePool, round_down
 from resources.process_facts import host_identity
-from resources.ranks import Mesh, check_distinct_devices, check_user_env, rank_env
-from resources.supervision import Supervisor
+from resources.ranks import check_distinct_devices, check_user_env, rank_env
+from resources.ray_state import actor_id_of, is_actor_dead
 from resources.worker_process import AsyncWorkerProcess, RoleSetup, Seat, WorkerProcess, import_worker
+from resources.worker_spec import Home, WorkerSpec
 
-START_SECONDS = 120.0
-CALL_SECONDS = 600.0
 _RELEASE_SECONDS = 1.0
 _GONE_SECONDS = 10.0
-
-
-class Home(Protocol):
-    """What processes need of the run they belong to; `Cluster` is one."""
-
-    run_id: str
-    worker_env: dict[str, str]
-
-    @property
-    def supervisor(self) -> Supervisor: ...
-
-    @property
-    def log_dir(self) -> Path: ...
-
-    def adopt(self, processes: "Processes") -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """One role's workers: a class, its constructor arguments, and what each process gets."""
-
-    role: str
-    worker: type | str
-    """A class, or its import path `package.module:Class`."""
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    fraction: float | None = None
-    """Share of the bundle's accelerator; an equal share among the processes started together when left out."""
-    cpus: float | None = None
-    """CPUs of a process; that share of the bundle's when left out."""
-    threads: int | None = None
-    """Threads of torch, OpenMP and BLAS; the CPUs, rounded down, when left out."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    mesh: Mesh = field(default_factory=Mesh)
-    rendezvous: bool = True
-    """Host a store for torch.distributed; False keeps torch out of rank 0."""
-    call_seconds: float = CALL_SECONDS
-    """Deadline of a call that gives none."""
-    start_seconds: float = START_SECONDS
 
 
 class Processes:
@@ -83,7 +42,7 @@ class Processes:
         """Checks everything that can be checked without a process, and claims the bundles; `start` makes the processes.
 
         Raises ValueError for a reserved env key, a class that does not import or a method marked wrongly, and PoolError
-        for what does not fit on the bundles. `bundles` is rank -> bundle of the pool; one rank per bundle when left out.
+        for what does not fit on the bundles. `bundles` is rank -> bundle of the pool; left out, a rank per bundle.
         """
         self.home = home
         self.pool = pool
@@ -106,6 +65,11 @@ class Processes:
         self.claim = self._claim(share)
         self.facts = self._planned_facts()
         pool.claim(name, self.claim, self.bundles)
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether they outlive the run."""
+        return self.pool.config.lifetime == "detached"
 
     @property
     def failure(self) -> Failure | None:
@@ -165,7 +129,8 @@ class Processes:
         )
         if claim.fraction < 0 or claim.cpus < 0:
             raise ValueError(
-                f"worker group {self.name}: fraction is {fraction:g} and CPUs are {claim.cpus:g}; a process takes no negative share"
+                f"worker group {self.name}: fraction is {fraction:g} and CPUs are {claim.cpus:g}; "
+                "a process takes no negative share"
             )
         return claim
 
@@ -222,7 +187,6 @@ class Processes:
     def _create(self, rank: int) -> ActorHandle:
         bundle = self.pool.bundles[self.bundles[rank]]
         facts = self.facts.ranks[rank]
-        is_detached = self.pool.config.lifetime == "detached"
         seat = Seat(
             run_id=self.home.run_id,
             group=self.name,
@@ -232,7 +196,7 @@ class Processes:
             supervisor=self.home.supervisor.address,
             token=self.home.supervisor.token,
             log_file=facts.log_file,
-            is_detached=is_detached,
+            is_detached=self.is_detached,
         )
         has_async = any(method.is_async for methods in self.methods.values() for method in methods.values())
         options: dict[str, Any] = {
@@ -249,9 +213,10 @@ class Processes:
             "runtime_env": {"env_vars": self._process_env()},
             **self._accelerator_options(),
         }
-        if is_detached:
+        if self.is_detached:
             options["lifetime"] = "detached"
-        return ray.remote(AsyncWorkerProcess if has_async else WorkerProcess).options(**options).remote(seat)
+        actor_class: Any = ray.remote(AsyncWorkerProcess if has_async else WorkerProcess)
+        return actor_class.options(**options).remote(seat)
 
     def _accelerator_options(self) -> dict[str, Any]:
         resource = ray_name(self.pool.config.accelerator)
@@ -301,7 +266,7 @@ class Processes:
         seconds = max(0.0, deadline - time.monotonic())
         try:
             return ray.get(refs, timeout=seconds)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             role = "+".join(self.facts.roles)
             raise diagnose(
                 self, dict(enumerate(refs)), error, role, step, max(spec.start_seconds for spec in self.specs)
@@ -336,7 +301,7 @@ def _kill_all(actors: Sequence[ActorHandle]) -> None:
 
 
 def _is_alive(actor: ActorHandle) -> bool:
-    return ray._private.state.actors(actor._actor_id.hex()).get("State", "DEAD") != "DEAD"
+    return not is_actor_dead(actor_id_of(actor))
 
 
 def _by_path(worker: type | str) -> type | str:

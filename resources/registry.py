@@ -1,4 +1,4 @@
-"""What a run has told the cluster about itself, kept in Ray's own key-value store: the run, and a card per worker group.
+"""What a run has told the cluster about itself, in Ray's own key-value store: the run, and a card per worker group.
 
 No process holds it, so it can be read while every worker is busy, and after the controller is gone.
 """

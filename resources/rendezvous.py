@@ -10,7 +10,7 @@ def host_store(node_ip: str, world_size: int, timeout_seconds: float) -> tuple[A
     Binding port 0 means no port is ever chosen before it is bound, so two groups or two runs cannot pick the same one.
     Imports torch, which is why groups that need no rendezvous say so (`WorkerSpec.rendezvous`).
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     store = TCPStore(
         node_ip,

@@ -77,7 +77,7 @@ def take_rows(value: Any, start: int, stop: int) -> Any:
         # An empty part keeps the shards: it still has to know its columns.
         return value.select(value.row_ids[start:stop]) if stop > start else type(value)(value.shards, ())
     if is_tensordict(value):
-        columns = {name: take_rows(value.get(name), start, stop) for name in value.keys()}
+        columns = {name: take_rows(value.get(name), start, stop) for name in value.keys()}  # noqa: SIM118 - a TensorDict iterates over rows
         return type(value)(columns, batch_size=[stop - start, *value.batch_size[1:]])
     if is_tensor(value) and value.is_nested:
         return _take_jagged(value, start, stop)
@@ -124,7 +124,7 @@ def _join_tensors(parts: Sequence[Any]) -> Any:
 
 
 def _join_tensordicts(parts: Sequence[Any]) -> Any:
-    columns = {name: join_rows([part.get(name) for part in parts]) for name in parts[0].keys()}
+    columns = {name: join_rows([part.get(name) for part in parts]) for name in parts[0].keys()}  # noqa: SIM118
     return type(parts[0])(columns, batch_size=[sum(row_count(part) for part in parts), *parts[0].batch_size[1:]])
 
 

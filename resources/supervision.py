@@ -5,31 +5,32 @@ time gained. Busy is neither; it ends at the call's own deadline. Nothing here w
 """
 
 import hmac
-import json
 import logging
 import secrets
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from resources.failures import Failure, GroupFacts, RankFacts, death_kind
 from resources.heartbeat import read_tail
 from resources.process_facts import cpu_seconds, cpu_seconds_of, host_identity, is_running, memory_kills
+from resources.ray_state import is_actor_dead, is_node_alive
+from resources.supervisor_link import Link, parse_line
 
 STOPPED_SECONDS = 10.0
 _SUSPECT_SECONDS = 2.5
 _TICK_SECONDS = 0.25
 _FROZEN_SECONDS = 3.0
 _CPU_STEP_SECONDS = 0.011
-_LINE_LIMIT = 1 << 20
 _log = logging.getLogger(__name__)
 
 GroupKey = tuple[str, int]
@@ -151,10 +152,10 @@ class Supervisor:
     def _accept(self) -> None:
         connection, _ = self._server.accept()
         connection.settimeout(1.0)
-        link = _Link(connection)
+        link = Link(connection)
         self._selector.register(connection, selectors.EVENT_READ, link)
 
-    def _read(self, link: "_Link") -> None:
+    def _read(self, link: "Link") -> None:
         lines = link.lines()
         if lines is None:
             self._selector.unregister(link.socket)
@@ -167,9 +168,9 @@ class Supervisor:
                 link.socket.close()
                 return
 
-    def _hear(self, link: "_Link", line: bytes) -> bool:
+    def _hear(self, link: "Link", line: bytes) -> bool:
         """Act on one line; False closes the connection."""
-        message = _parse(line)
+        message = parse_line(line)
         if message is None:
             return False
         if link.hello is None:
@@ -200,7 +201,7 @@ class Supervisor:
             watch = self._watches.get((hello.get("group", ""), hello.get("incarnation", -1)))
             return None if watch is None else watch.ranks[hello["rank"]]
 
-    def _lost(self, link: "_Link") -> None:
+    def _lost(self, link: "Link") -> None:
         if link.hello is not None and "rank" in link.hello:
             state = self._state_of(link.hello)
             if state is not None:
@@ -239,7 +240,7 @@ class Supervisor:
         if state.facts.host == self._host:
             return not is_running(state.facts.pid)
         return state.lost_at is not None and (
-            _is_actor_dead(state.facts.actor_id) or not _is_node_alive(state.facts.node_id)
+            is_actor_dead(state.facts.actor_id) or not is_node_alive(state.facts.node_id)
         )
 
     def _sample_cpu(self, state: _RankState, now: float) -> None:
@@ -260,8 +261,9 @@ class Supervisor:
                 self._probes[node] = asked
                 return None
             try:
-                answer = ray.get(asked).get(pid)
-            except ray.exceptions.RayError as error:
+                times: dict[int, float | None] = ray.get(asked)
+                answer = times.get(pid)
+            except RayError as error:
                 _log.warning("node %s could not be asked about pid %d: %s", node, pid, error)
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(num_cpus=0, max_retries=0)(cpu_seconds_of)
@@ -270,7 +272,7 @@ class Supervisor:
 
     def _fail_dead(self, watch: _Watch, state: _RankState) -> None:
         local = state.facts.host == self._host
-        is_node_lost = not is_running(state.facts.raylet_pid) if local else not _is_node_alive(state.facts.node_id)
+        is_node_lost = not is_running(state.facts.raylet_pid) if local else not is_node_alive(state.facts.node_id)
         tail = self._best_tail(state)
         kind, detail = death_kind(
             "its node is gone" if is_node_lost else "",
@@ -295,70 +297,3 @@ class Supervisor:
         failure = watch.facts.failure(state.facts.rank, kind, detail, **more).with_tail(self._best_tail(state))
         kept = self.keep(failure)
         watch.on_failure(kept)
-
-
-class _Link:
-    """One connection and what has been read of its next line."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.hello: dict[str, Any] | None = None
-        self._buffer = b""
-
-    def lines(self) -> Sequence[bytes] | None:
-        """Complete lines that have arrived; None when the other side is gone or speaks another language."""
-        try:
-            received = self.socket.recv(1 << 16)
-        except OSError:
-            return None
-        self._buffer += received
-        if (
-            not received
-            or len(self._buffer) > _LINE_LIMIT
-            or (self.hello is None and not b"{".startswith(self._buffer[:1]))
-        ):
-            return None
-        *lines, self._buffer = self._buffer.split(b"\n")
-        return lines
-
-    def reply(self, message: dict[str, Any]) -> bool:
-        try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            return False
-        return True
-
-
-def ask_supervisor(facts: GroupFacts, report: Failure | None, timeout: float = 3.0) -> Failure | None:
-    """From another process: report a failure (or none) and get the one that is kept. None when nobody answers."""
-    message = {
-        "token": facts.token,
-        "group": facts.name,
-        "incarnation": facts.incarnation,
-        "report": None if report is None else report.to_json(),
-    }
-    try:
-        with socket.create_connection(facts.supervisor, timeout=timeout) as connection:
-            connection.sendall(json.dumps(message).encode() + b"\n")
-            reply = connection.makefile("rb").readline()
-    except OSError as error:
-        _log.warning("the controller at %s did not answer: %s", facts.supervisor, error)
-        return report
-    kept = json.loads(reply)["failure"] if reply else None
-    return report if kept is None else Failure.from_json(kept)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None
-
-
-def _is_actor_dead(actor_id: str) -> bool:
-    return ray._private.state.actors(actor_id).get("State") == "DEAD"
-
-
-def _is_node_alive(node_id: str) -> bool:
-    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())

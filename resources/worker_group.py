@@ -5,21 +5,23 @@ by name, and then works from any process of the cluster; only the process that m
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import ray
 from ray.actor import ActorHandle
 
 from resources.attachment import AttachedProcesses, GroupCard, read_group_card, write_group_card
-from resources.diagnosis import diagnose
-from resources.dispatch import Dispatch, MethodInfo, Topology, join_answers, plan_call
+from resources.call_plan import plan_call
+from resources.dispatch import Dispatch, Topology, dispatch
 from resources.failures import Failure, WorkerFailed
+from resources.pending_call import PendingCall
 from resources.pools import ResourcePool
-from resources.processes import Home, Processes, WorkerSpec
+from resources.processes import Processes
 from resources.registry import drop_card
-from resources.worker_process import HEADER, TIMES
+from resources.worker_process import HEADER
+from resources.worker_spec import Home, WorkerSpec
 
 Colocation = Literal["fused", "shared", "split"]
 
@@ -103,7 +105,7 @@ class WorkerGroup:
         pending = self.submit(method, *args, timeout=timeout, **kwargs)
         return pending.result() if self._card.methods[method].marking.blocking else pending
 
-    def submit(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> "PendingCall":
+    def submit(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> PendingCall:
         """Like `call`, without waiting."""
         info = self._card.methods.get(method)
         if info is None:
@@ -123,7 +125,7 @@ class WorkerGroup:
             for send, (arguments, named), answers in zip(senders, plan.arguments, plan.answering, strict=False)
         ]
         seconds = self._card.call_seconds if timeout is None else timeout
-        return PendingCall(self, info, sent, plan.answering, submitted, seconds)
+        return PendingCall(self._processes, self._card.topology, info, sent, plan.answering, submitted, seconds)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """`group.method(...)` is `group.call("method", ...)`."""
@@ -150,7 +152,7 @@ class WorkerGroup:
 
     @classmethod
     def attach(cls, run_id: str, name: str) -> "WorkerGroup":
-        """The group of that name in a running run, from any process of the cluster. Raises ValueError if there is none."""
+        """The group of that name in a running run, from any process. Raises ValueError if there is none."""
         card = read_group_card(run_id, name)
         actors = [ray.get_actor(rank.actor_name, namespace=run_id) for rank in card.facts.ranks]
         return cls(AttachedProcesses(card.facts, actors, card.start_skew_seconds), card)
@@ -166,7 +168,8 @@ class WorkerGroup:
         if isinstance(self._processes, Processes):
             return self._processes
         raise ValueError(
-            f"{action} of worker group {self.name} from a process that only attached to it; the controller that started it does that"
+            f"{action} of worker group {self.name} from a process that only attached to it; "
+            "the controller that started it does that"
         )
 
     def _current_card(self) -> GroupCard:
@@ -175,72 +178,9 @@ class WorkerGroup:
     def _publish(self, is_new: bool) -> None:
         if not write_group_card(self._current_card(), is_new):
             raise ValueError(
-                f"run {self._processes.facts.run_id} has a worker group named {self.name!r} already; names are unique in a run"
+                f"run {self._processes.facts.run_id} has a worker group named {self.name!r} already; "
+                "names are unique in a run"
             )
-
-    def _fail(self, refs: Mapping[int, Any], error: BaseException, method: str, seconds: float) -> NoReturn:
-        raise diagnose(self._processes, refs, error, self.role, method, seconds) from None
-
-
-class PendingCall:
-    """A call on its way."""
-
-    def __init__(
-        self,
-        group: WorkerGroup,
-        method: MethodInfo,
-        sent: list[Any],
-        answering: list[bool],
-        submitted: float,
-        seconds: float,
-    ) -> None:
-        self._group = group
-        self._method = method
-        self._data = [pair[1] for pair in sent] if method.marking.bulk else []
-        self._refs = [pair[0] for pair in sent] if method.marking.bulk else sent
-        self._answering = answering
-        self._submitted = submitted
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-        self._replies: list[Any] | None = None
-
-    def is_done(self) -> bool:
-        """Whether every rank has answered or failed."""
-        done, _ = ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)
-        return len(done) == len(self._refs)
-
-    def result(self) -> Any:
-        """The joined answers; waits until the call's deadline. Raises WorkerFailed or CallTimeout."""
-        replies = self._wait()
-        if self._method.marking.bulk:
-            answers: list[Any] = list(zip(replies, self._data, strict=True))
-        else:
-            answers = [None if isinstance(reply, bytes) else reply[2] for reply in replies]
-        answers = [answer for answer, counts in zip(answers, self._answering, strict=True) if counts]
-        return join_answers(self._method, self._group.topology, answers)
-
-    @property
-    def spans(self) -> list[dict[str, float]]:
-        """Per called rank: queue_seconds, execute_seconds, start and end on the controller's monotonic clock."""
-        spans: list[dict[str, float]] = []
-        for rank, reply in enumerate(self._wait()):
-            if self._method.marking.bulk:
-                spans.append(reply["span"])
-                continue
-            start, end = TIMES.unpack(reply) if isinstance(reply, bytes) else reply[:2]
-            queued = max(0.0, start - self._submitted)
-            spans.append(
-                {"rank": rank, "queue_seconds": queued, "execute_seconds": end - start, "start": start, "end": end}
-            )
-        return spans
-
-    def _wait(self) -> list[Any]:
-        if self._replies is None:
-            try:
-                self._replies = ray.get(self._refs, timeout=max(0.0, self._deadline - time.monotonic()))
-            except ray.exceptions.RayError as error:
-                self._group._fail(dict(enumerate(self._refs)), error, self._method.name, self._seconds)
-        return self._replies
 
 
 def start_group(
@@ -328,4 +268,13 @@ def _attach_by_handle(card: GroupCard, actors: list[ActorHandle]) -> WorkerGroup
     return WorkerGroup(AttachedProcesses(card.facts, actors, card.start_skew_seconds), card)
 
 
-__all__ = ["Colocation", "Dispatch", "PendingCall", "WorkerGroup", "WorkerSpec", "start_group", "start_groups"]
+__all__ = [
+    "Colocation",
+    "Dispatch",
+    "PendingCall",
+    "WorkerGroup",
+    "WorkerSpec",
+    "dispatch",
+    "start_group",
+    "start_groups",
+]

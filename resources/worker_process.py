@@ -189,7 +189,7 @@ class WorkerProcess:
             "end": self._now(),
         }
         reply = {**status, "span": {**span, "execute_seconds": span["end"] - start}}
-        if is_tensordict(data) and "row_ids" in data.keys():
+        if is_tensordict(data) and "row_ids" in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             # What the caller needs to know of data that it never fetches.
             reply["shard"] = {"row_ids": data["row_ids"].tolist(), "columns": sorted(data.keys())}
         return reply, data if answers else None

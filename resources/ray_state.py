@@ -1,0 +1,52 @@
+"""The facts of a Ray cluster that Ray's public API tells only through its dashboard, which a run does without.
+
+All reading of `ray._private` is here, so that a new version of Ray is checked in one place.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray._private import state  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
+from ray.actor import ActorHandle
+from ray.util import list_named_actors
+
+
+def free_per_node() -> Mapping[str, Mapping[str, float]]:
+    """Node id -> what is available there."""
+    return state.available_resources_per_node()
+
+
+def all_nodes() -> list[Mapping[str, Any]]:
+    """Every node the cluster has had: NodeID, Alive, NodeManagerAddress, Resources, Labels."""
+    return state.nodes()
+
+
+def is_node_alive(node_id: str) -> bool:
+    """Whether the cluster still counts on the node."""
+    return any(node["NodeID"] == node_id and node["Alive"] for node in all_nodes())
+
+
+def is_job_alive(job_id: str) -> bool:
+    """Whether the driver of a job still runs."""
+    return any(job["JobID"] == job_id and not job["IsDead"] for job in state.jobs())
+
+
+def is_actor_dead(actor_id: str) -> bool:
+    """Whether a Ray actor has ended or was never known."""
+    return state.actors(actor_id).get("State", "DEAD") == "DEAD"
+
+
+def actor_id_of(actor: ActorHandle) -> str:
+    """The id of a Ray actor, as hex."""
+    return actor._actor_id.hex()
+
+
+def named_actors() -> list[tuple[str, str]]:
+    """(namespace, name) of every named Ray actor."""
+    return [(actor["namespace"], actor["name"]) for actor in list_named_actors(all_namespaces=True)]  # pyright: ignore
+
+
+def reread_settings() -> None:
+    """Let Ray read its environment again; it did when it was imported, which may have been before ours was set."""
+    Config.initialize("")
