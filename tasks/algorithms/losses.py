@@ -18,8 +18,8 @@ def aggregate_loss(
     mask: Bool[Tensor, "B T"],
     *,
     aggregation: str,
-    num_response_tokens: Tensor | float,
-    num_sequences: Tensor | float,
+    num_response_tokens: Tensor | int,
+    num_sequences: Tensor | int,
     max_response_length: int | None = None,
 ) -> Float[Tensor, ""]:
     """Reduce the losses of tokens, l[b, t], to this micro-batch's share of the loss of the mini-batch.

@@ -2,4 +2,5 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook("tasks.algorithms", "beartype.beartype")
+# An int is a float here, as it is to pyright.
+install_import_hook("tasks.algorithms", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")

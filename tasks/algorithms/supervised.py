@@ -1,0 +1,43 @@
+"""Supervised objectives on the same workers: next-token cross-entropy, and preference pairs for a reward model."""
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from tasks.algorithms.diagnostics import COUNT, Metrics, mean_metric
+from tasks.algorithms.masking import masked_sum
+
+
+def supervised_objective(
+    log_probs: Float[Tensor, "B T"], entropy: Float[Tensor, "B T"] | None, td: Mapping[str, Tensor]
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """Mean negative log-likelihood of the demonstrated tokens, this micro-batch's share of it.
+
+        L = -sum_{b,t in train_mask} log_probs[b,t] / num_response_tokens
+
+    `num_response_tokens` is the global count of the mini-batch, so that micro-batches and ranks add up.
+    """
+    mask = td["train_mask"] if "train_mask" in td else td["response_mask"]
+    loss = -masked_sum(log_probs, mask) / td["num_response_tokens"].clamp(min=1)
+    return loss, mean_metric("sft/loss", -log_probs, mask)
+
+
+def preference_loss(
+    chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], num_pairs: Float[Tensor, ""]
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """Bradley-Terry loss of a reward model on pairs (Ouyang et al. 2022, arXiv:2203.02155, equation 1).
+
+        L = -sum log sigmoid(chosen - rejected) / num_pairs
+
+    `num_pairs` is the global count of the mini-batch.
+    """
+    loss = -F.logsigmoid(chosen - rejected).sum() / num_pairs.clamp(min=1)
+    margin = (chosen - rejected).detach()
+    correct = (margin > 0).to(margin.dtype)
+    count = num_pairs.new_tensor(float(margin.numel()))
+    return loss, {
+        "reward_model/accuracy": correct.sum(), "reward_model/accuracy" + COUNT: count,
+        "reward_model/margin": margin.sum(), "reward_model/margin" + COUNT: count,
+    }  # fmt: skip
