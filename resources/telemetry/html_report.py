@@ -103,7 +103,7 @@ def _gantt(detail: IterationDetail) -> Figure:
             trace["base"].append(segment.start - detail.timeline.start)
             trace["text"].append(task.key)
     data = [
-        {"type": "bar", "orientation": "h", "name": name, "marker": {"color": COLOURS[kind]}, "hovertemplate": "%{text}: %{x:.3f} s from %{base:.3f} s", **by_kind[name]}
+        {"type": "bar", "orientation": "h", "name": name, "marker": {"color": COLOURS[kind]}, "textposition": "none", "hovertemplate": "%{text}: %{x:.3f} s from %{base:.3f} s", **by_kind[name]}
         for kind, name in ((kind, str(kind)) for kind in COLOURS)
         if name in by_kind
     ]  # fmt: skip

@@ -35,13 +35,14 @@ def search_topology(
     *,
     max_async_depth: int = 0,
     base: Topology | None = None,
+    allowed: Callable[[Sequence[Sequence[str]]], bool] = lambda parts: True,
     limit_seconds: float = 8.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
     """Best layout of the run's roles on `accelerators` ranks.
 
     Batch and group size are those of `base` (the measured layout when None); roles that need no accelerator keep their
-    workers, on a pool of CPUs. Raises ValueError if no layout fits: too few accelerators for the engine, or too little
+    workers, on a pool of CPUs. `allowed` may refuse a partition (lists of roles that share a pool). Raises ValueError if no layout fits: too few accelerators for the engine, or too little
     memory.
     """
     if accelerators < 1:
@@ -56,9 +57,9 @@ def search_topology(
         roles.append("reward")
     # Fewer pools first: they are cheapest to search, and if time runs out the rest has been looked at.
     for parts in sorted(_partitions(roles), key=len):
-        if len(parts) > accelerators:
+        if len(parts) > accelerators or not allowed(parts):
             continue
-        for depth in range(max_async_depth + 1):
+        for depth in range(start.async_depth, max(start.async_depth, max_async_depth) + 1):
             if climber.is_late():
                 is_complete = False
                 break
