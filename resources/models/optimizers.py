@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from configs.model import OptimizerConfig
-from resources.models.sharding import local_part, replicas, shard_like
+from resources.models.sharding import CommunicationClock, local_part, replicas, shard_like
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
@@ -47,9 +47,14 @@ class RoleOptimizer:
     """AdamW over the trainable parameters of one role."""
 
     def __init__(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, world_size: int = 1
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        config: OptimizerConfig,
+        world_size: int = 1,
+        clock: CommunicationClock | None = None,
     ) -> None:
         self.config = config
+        self.clock = CommunicationClock() if clock is None else clock
         self.world_size = world_size
         self.steps = 0
         """Optimizer steps taken; skipped ones do not count."""
@@ -76,7 +81,8 @@ class RoleOptimizer:
             if parameter.grad is not None:
                 total += _squares(parameter.grad) / replicas(parameter, self.world_size)
         if self.world_size > 1:
-            dist.all_reduce(total)
+            with self.clock:
+                dist.all_reduce(total)
         return math.sqrt(float(total)) if float(total) >= 0.0 else math.nan
 
     @torch.no_grad()

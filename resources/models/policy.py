@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from resources.models.causal_lm import ModelError
 from resources.models.log_probs import HeadShape, chunked_log_probs, head_of, scatter_to_mask, shift_to_targets
+from resources.models.sequence_parallel import SequenceRanks
 
 _PROBE_TOLERANCE = 1e-3
 """Difference of logits, relative to their size, that rounding explains; a transform we missed is far larger."""
@@ -24,6 +25,8 @@ class PolicyModel(nn.Module):
     def __init__(self, model: PreTrainedModel, chunk_tokens: int = 1024) -> None:
         super().__init__()
         self.lm = model
+        self.sequence: SequenceRanks | None = None
+        """The ranks each sequence is spread over; set by `lay_out`."""
         self.chunk_tokens = chunk_tokens
         self.head_shape = _head_shape(model)
         _probe(model, self.head_shape)
@@ -53,21 +56,34 @@ class PolicyModel(nn.Module):
         Returns:
             float32 log-probs [B, T], and entropies or None.
         """
-        hidden = self.trunk(
-            input_ids=input_ids, position_ids=position_ids, use_cache=False
-        ).last_hidden_state  # [B, T, H]
+        # At each state: the token that comes next, and whether it is wanted.
+        next_ids, next_mask = _following(input_ids), _following(mask)
+        if self.sequence is not None:
+            position_ids = self.sequence.positions(input_ids)
+            input_ids, next_ids, next_mask = (self.sequence.own(x) for x in (input_ids, next_ids, next_mask))
+        hidden = self.trunk(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         head = head_of(self.lm)
         log_probs, entropy = chunked_log_probs(
-            shift_to_targets(hidden)[mask],  # [N, H]
+            hidden[next_mask],  # [N, H]
             head.weight,
-            input_ids[mask],
+            next_ids[next_mask],
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             bias=head.bias,
             shape=self.head_shape,
         )
-        return scatter_to_mask(log_probs, mask), None if entropy is None else scatter_to_mask(entropy, mask)
+        return self._at_targets(log_probs, next_mask), None if entropy is None else self._at_targets(entropy, next_mask)
+
+    def _at_targets(self, values: Tensor, next_mask: Tensor) -> Tensor:
+        """Values [N] of wanted states -> [B, T] at the tokens they speak of."""
+        states = scatter_to_mask(values, next_mask)
+        return shift_to_targets(states if self.sequence is None else self.sequence.gather(states))
+
+
+def _following(x: Tensor) -> Tensor:
+    """y[:, t] = x[:, t + 1], 0 at the end: what `shift_to_targets` undoes."""
+    return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], dim=1)
 
 
 def _head_shape(model: PreTrainedModel) -> HeadShape:

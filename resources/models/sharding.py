@@ -205,7 +205,7 @@ def replicas(tensor: Tensor, world_size: int) -> int:
         return world_size
     cut = 1
     for axis, placement in enumerate(tensor.placements):
-        if placement.is_shard():
+        if not placement.is_replicate():
             cut *= tensor.device_mesh.size(axis)
     return world_size // cut
 

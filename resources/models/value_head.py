@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from configs.model import ModelConfig
 from resources.models.causal_lm import ModelError, build_causal_lm
 from resources.models.log_probs import shift_to_targets
+from resources.models.sequence_parallel import SequenceRanks
 
 
 class ScalarModel(nn.Module):
@@ -21,6 +22,8 @@ class ScalarModel(nn.Module):
         super().__init__()
         self.model = model
         self.score = score
+        self.sequence: SequenceRanks | None = None
+        """The ranks each sequence is spread over; set by `lay_out`."""
 
     def forward(self, input_ids: Tensor, mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Values [B, T] float32: `values[b, t]` is read from the state before `input_ids[b, t]`; 0 outside `mask`."""
@@ -28,8 +31,11 @@ class ScalarModel(nn.Module):
 
     def read(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """The head's output [B, T] float32 at every token, that token included."""
+        if self.sequence is not None:
+            position_ids, input_ids = self.sequence.positions(input_ids), self.sequence.own(input_ids)
         hidden = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
-        return self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).float()
+        outputs = self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).float()
+        return outputs if self.sequence is None else self.sequence.gather(outputs)
 
 
 class SequenceScorer(nn.Module):

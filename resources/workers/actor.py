@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import build_causal_lm
 from resources.models.log_probs import head_of
+from resources.models.lora import adapter_layers, adapters_off, add_adapters, merged_names, merged_tensors
 from resources.models.policy import PolicyModel
-from resources.models.sharding import whole_tensors
 from resources.models.weights import Bucket, in_buckets, tensor_checksum
 from resources.update_plan import UpdatePlan
 from resources.workers.base import Status
@@ -32,6 +32,8 @@ class ActorWorker(TrainedWorker):
         lm = build_causal_lm(self.model_config, self.seed)
         if self.model_config.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.model_config.lora is not None:
+            add_adapters(lm, self.model_config.lora, self.seed)
         return PolicyModel(lm, self.settings.log_prob_chunk_tokens)
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
@@ -42,6 +44,20 @@ class ActorWorker(TrainedWorker):
             status, and a shard with `old_log_probs` and `entropy` (ragged, 0 where `response_mask` is False).
         """
         return score_rows(self, self.module, rows, temperature, {"old_log_probs": 0, "entropy": 1})
+
+    @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
+    def score_reference(self, rows: TensorDictBase, temperature: float = 1.0) -> tuple[Status, TensorDict]:
+        """Log-probs under the policy with its adapters off: the reference of a LoRA run, without a second model.
+
+        Returns status and a shard with `ref_log_probs`. Raises ValueError for an actor without adapters, which would
+        score itself.
+        """
+        if not adapter_layers(self.module):
+            raise ValueError(
+                "score_reference needs model.lora: the actor has no adapters to switch off; use a reference role"
+            )
+        with adapters_off(self.module):
+            return score_rows(self, self.module, rows, temperature, {"ref_log_probs": 0})
 
     @dispatch(Dispatch.PER_RANK, split=("rows", "plan"))
     def update(
@@ -83,16 +99,16 @@ class ActorWorker(TrainedWorker):
     def expected_names(self) -> list[str]:
         """Names that `export_weights` sends, second names of tied tensors included."""
         ties = self._ties()
-        names = [name.removeprefix("lm.") for name, _ in self.parameters()]
-        return names + sorted(ties)
+        return merged_names(self.module.lm) + sorted(ties)
 
     def export_weights(self, bucket_bytes: int = 256 * 2**20, wire_dtype: str | None = None) -> Iterator[Bucket]:
         """The policy's weights as buckets of (name, whole tensor); all ranks run through it together.
 
         Tied embeddings come under both names with one memory. The tensors may be the live weights: read, never write.
         """
-        named = whole_tensors((name.removeprefix("lm."), parameter) for name, parameter in self.parameters())
-        yield from in_buckets(named, bucket_bytes, wire_dtype or self.model_config.dtype, self._ties())
+        yield from in_buckets(
+            merged_tensors(self.module.lm), bucket_bytes, wire_dtype or self.model_config.dtype, self._ties()
+        )
 
     @dispatch(Dispatch.BROADCAST)
     def checksum(self, wire_dtype: str | None = None) -> dict[str, int]:

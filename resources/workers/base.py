@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.batch import row_lengths, select_rows
 from resources.micro_batches import fill_fraction, split_by_count, split_by_tokens
+from resources.models.layout import lay_out
 from resources.models.sharding import CommunicationClock, ParallelLayout, join_ranks
 from resources.ranks import Mesh, device_index
 from resources.workers.padding import pad_rows, stand_in
@@ -109,6 +110,18 @@ class ModelWorker:
         self.layout: ParallelLayout = join_ranks(self.rank, self.world_size, mesh, self.device.type)
         self.clock = CommunicationClock()
         self.num_parameters = 0
+
+    def lay_out(self, module: nn.Module, *, is_trained: bool) -> tuple[str, ...]:
+        """Put the whole, CPU-resident `module` onto this role's ranks; see `resources/models/layout.py`."""
+        return lay_out(
+            module,
+            self.model_config,
+            self.layout,
+            is_trained=is_trained,
+            fsdp=self.settings.fsdp,
+            device=self.device,
+            clock=self.clock,
+        )
 
     def stopwatch(self) -> Stopwatch:
         """A new one, for one call."""

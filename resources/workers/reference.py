@@ -12,7 +12,6 @@ from configs.training import TrainedRoleConfig
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import build_causal_lm
 from resources.models.policy import PolicyModel
-from resources.models.sharding import DTYPES, shard_module
 from resources.models.weights import load_whole_tensors
 from resources.workers.actor import score_rows
 from resources.workers.base import ModelWorker, Status
@@ -29,12 +28,7 @@ class ReferenceWorker(ModelWorker):
         lm = build_causal_lm(model, seed).requires_grad_(False)
         self.module = PolicyModel(lm, settings.log_prob_chunk_tokens)
         self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        if self.world_size == 1:
-            self.module.to(self.device, DTYPES[model.dtype])
-        else:
-            shard_module(
-                self.module, self.layout, dtype=model.dtype, fsdp=settings.fsdp, device=self.device, clock=self.clock
-            )
+        self.lay_out(self.module, is_trained=False)
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
     def score(self, rows: TensorDictBase, temperature: float = 1.0) -> tuple[Status, TensorDict]:

@@ -10,7 +10,6 @@ from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.batch import make_shard
 from resources.dispatch import Dispatch, dispatch
-from resources.models.sharding import DTYPES, shard_module
 from resources.models.value_head import SequenceScorer, load_reward_model
 from resources.workers.base import ModelWorker, Status
 
@@ -24,12 +23,7 @@ class RewardModelWorker(ModelWorker):
         super().__init__(model, settings, seed, **options)
         self.module = SequenceScorer(load_reward_model(model).requires_grad_(False))
         self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        if self.world_size == 1:
-            self.module.to(self.device, DTYPES[model.dtype])
-        else:
-            shard_module(
-                self.module, self.layout, dtype=model.dtype, fsdp=settings.fsdp, device=self.device, clock=self.clock
-            )
+        self.lay_out(self.module, is_trained=False)
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
     @torch.no_grad()

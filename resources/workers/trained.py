@@ -18,7 +18,8 @@ from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.dispatch import Dispatch, dispatch
 from resources.models.optimizers import RoleOptimizer
-from resources.models.sharding import local_part, set_gradient_sync, shard_module
+from resources.models.sharding import local_part, set_gradient_sync
+from resources.models.tensor_parallel import sum_partial_gradients
 from resources.models.weights import fill
 from resources.tensor_files import load_scalars, load_tensors, save_tensors
 from resources.update_plan import MiniBatch, UpdatePlan
@@ -40,10 +41,8 @@ class TrainedWorker(ModelWorker):
         super().__init__(model, settings, seed, **options)
         self.module = self.build_module()
         self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        shard_module(
-            self.module, self.layout, dtype=model.dtype, fsdp=settings.fsdp, device=self.device, clock=self.clock
-        )
-        self.optimizer = RoleOptimizer(self.parameters(), settings.optimizer, self.world_size)
+        self.partial_gradients = self.lay_out(self.module, is_trained=True)
+        self.optimizer = RoleOptimizer(self.parameters(), settings.optimizer, self.world_size, self.clock)
         self.is_offloaded = False
 
     def build_module(self) -> nn.Module:
@@ -84,7 +83,9 @@ class TrainedWorker(ModelWorker):
             sums.add_step(outcome)
         sums.add_common({"masked_rows": float(plan.num_masked_rows)})
         self._note_work(rows, plan, watch, padded_tokens)
-        return {"metrics": sums.numbers(), "spans": watch.spans()}
+        # Tensor- and sequence-parallel peers have seen the same rows; one of them speaks for all.
+        speaks = self.layout.mesh.is_collecting(self.rank, self.world_size)
+        return {"metrics": sums.numbers() if speaks else {}, "spans": watch.spans()}
 
     def _accumulate(
         self,
@@ -133,13 +134,16 @@ class TrainedWorker(ModelWorker):
             raise RatioError(
                 f"{self.role}: before the first optimizer step the {'max' if exact else 'mean'} of "
                 f"|log_probs - old_log_probs| is {seen:.3g}, and {tolerance:g} is the most that rounding explains: "
-                "weights, temperature or alignment differ between scoring and update. Recompute old_log_probs with this actor, "
-                "or plan the update without first_ratio_tolerance"
+                "weights, temperature or alignment differ between scoring and update. Recompute old_log_probs with "
+                "this actor, or plan the update without first_ratio_tolerance"
             )
 
     def _grad_norm(self) -> float:
-        with self.clock:
-            return self.optimizer.grad_norm()
+        if self.partial_gradients:
+            parameters = dict(self.module.named_parameters())
+            with self.clock:
+                sum_partial_gradients(parameters, self.partial_gradients, self.layout.group("tp"))
+        return self.optimizer.grad_norm()
 
     def _note_work(self, rows: TensorDictBase, plan: UpdatePlan, watch: Stopwatch, padded_tokens: int) -> None:
         lengths = dict(zip(rows["row_ids"].tolist(), rows.get("input_ids").offsets().diff().tolist(), strict=True))
@@ -155,8 +159,11 @@ class TrainedWorker(ModelWorker):
         }
 
     def state(self) -> dict[str, Any]:
-        """`tensors` (cut ones as DTensors; loading may write into them in place) and JSON `scalars`."""
-        tensors = {f"model.{name}": parameter.data for name, parameter in self.parameters()}
+        """`tensors` (cut ones as DTensors; loading may write into them in place) and JSON `scalars`.
+
+        Frozen weights are not part of it: beside adapters they are what the configuration says.
+        """
+        tensors = {f"model.{name}": parameter.data for name, parameter in self.parameters() if parameter.requires_grad}
         tensors |= self.optimizer.tensors()
         tensors["rank.rng"] = torch.get_rng_state()
         return {"tensors": tensors, "scalars": self.optimizer.scalars()}

@@ -35,7 +35,9 @@ def actor(model: ModelConfig = MODEL, **settings: Any) -> ActorWorker:
 
 def critic(model: ModelConfig = MODEL, **settings: Any) -> CriticWorker:
     """A critic of rank RANK."""
-    return CriticWorker(model, CriticConfig(**{"optimizer": OPTIMIZER, "micro_batch_size": 3, **settings}), 0, threads=1)
+    return CriticWorker(
+        model, CriticConfig(**{"optimizer": OPTIMIZER, "micro_batch_size": 3, **settings}), 0, threads=1
+    )
 
 
 def make_rows(count: int = 7, seed: int = 0) -> TensorDict:
@@ -73,10 +75,13 @@ def rows_of(sequences: list[list[int]], masks: list[list[int]]) -> TensorDict:
 def plans(rows: TensorDict, **settings: Any) -> list[UpdatePlan]:
     """Update plans of these rows."""
     lengths = row_lengths(rows.get("input_ids"))
-    mask = rows.get("train_mask" if "train_mask" in rows.keys() else "response_mask")
+    names = set(rows.keys())
+    mask = rows.get("train_mask" if "train_mask" in names else "response_mask")
     owners = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
     trained = torch.zeros_like(lengths).index_add_(0, owners, mask.values().long())
-    return make_update_plans(rows["row_ids"].tolist(), lengths.tolist(), trained.tolist(), **{"micro_batch_size": 3, **settings})
+    return make_update_plans(
+        rows["row_ids"].tolist(), lengths.tolist(), trained.tolist(), **{"micro_batch_size": 3, **settings}
+    )
 
 
 def scored(worker: ActorWorker, rows: TensorDict) -> TensorDict:

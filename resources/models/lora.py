@@ -1,0 +1,76 @@
+"""Low-rank adapters through peft: only they are trained, the reference is the model with them off, the export merges.
+
+Merging happens on gathered copies, tensor by tensor, so exporting never touches the trainer's weights and can be
+repeated without adding the adapter twice.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from configs.model import LoraConfig
+from resources.models.sharding import whole_tensors
+
+_ADAPTER = "default"
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
+    """Freeze `model` and add trainable adapters, which change nothing until trained; a function of the seed."""
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=config.dropout,
+        target_modules=list(config.target_modules),
+        bias="none",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)  # pyright: ignore[reportReturnType]
+
+
+def adapter_layers(module: nn.Module) -> dict[str, LoraLayer]:
+    """Layers with an adapter, by the name of the layer."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, LoraLayer)}
+
+
+@contextmanager
+def adapters_off(module: nn.Module) -> Iterator[None]:
+    """The model as it was before training, for the length of the block."""
+    layers = adapter_layers(module).values()
+    for layer in layers:
+        layer._disable_adapters = True  # the public switch also freezes the adapters, which a sharded model forbids
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def merged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors under the names of the model without adapters, W + scale * B A where there is one.
+
+    Every rank must run through them together. Without adapters: the parameters as they are.
+    """
+    layers = adapter_layers(module)
+    deltas = {f"{name}.base_layer.weight": (name, layer) for name, layer in layers.items()}
+    for name, tensor in whole_tensors(_without_adapters(module)):
+        if name not in deltas:
+            yield name.replace(".base_layer.", "."), tensor
+            continue
+        layer_name, layer = deltas[name]
+        whole = dict(whole_tensors(iter([("a", layer.lora_A[_ADAPTER].weight), ("b", layer.lora_B[_ADAPTER].weight)])))
+        yield f"{layer_name}.weight", tensor + layer.scaling[_ADAPTER] * (whole["b"] @ whole["a"])
+
+
+def merged_names(module: nn.Module) -> list[str]:
+    """The names `merged_tensors` yields."""
+    return [name.replace(".base_layer.", ".") for name, _ in _without_adapters(module)]
+
+
+def _without_adapters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((name, parameter) for name, parameter in module.named_parameters() if ".lora_" not in name)

@@ -1,0 +1,203 @@
+"""The reward worker: decodes what the policy wrote, lets the reward loop grade it, and gives a score a response.
+
+`begin` takes responses as they finish and returns at once; `score` waits for what was begun and grades the rest. Every
+rank gets the whole batch by reference and scores the groups it owns, so siblings meet on one worker.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from configs.reward import RewardConfig
+from resources.batch import make_shard, row_lengths
+from resources.dispatch import Dispatch, dispatch
+from resources.grader_backends import build_backends
+from resources.graders import FinishedRow, Grader, Sample, owner_of, read_sample
+from resources.reward_loop import RewardLoop
+from resources.reward_scores import NAN, Grade, Moments, Tally, combine, shape_scores
+
+Status = dict[str, Any]
+
+SCORE_SECONDS = 600.0
+"""Deadline of `score`, when the caller gives none."""
+_OPEN_SCORES = 8
+
+
+class RewardWorker:
+    """One rank of the reward role; a plain class that needs no accelerator."""
+
+    role = "reward"
+
+    def __init__(
+        self, reward: RewardConfig, tokenizer: "str | Path | Callable[[Sequence[int]], str]", graders: Sequence[Grader]
+    ) -> None:
+        """`tokenizer`: its folder, or a function from token ids to text.
+
+        Raises GraderImportError or SandboxUnavailableError for a grader that cannot run on this node.
+        """
+        self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self._config = reward
+        self._graders = tuple(graders)
+        self._decode = tokenizer if callable(tokenizer) else load_decoder(Path(tokenizer))
+        self._moments = Moments()
+        self._scored: dict[str, TensorDict] = {}
+        self._loop = RewardLoop(self._graders, reward.processes, build_backends(graders, reward.processes, self.world_size))
+
+    @dispatch(Dispatch.PER_RANK, split=("rows",))
+    def begin(self, batch_id: str, rows: Sequence[FinishedRow]) -> None:
+        """Start grading finished responses of groups this rank owns. Returns at once; see `RewardStream`."""
+        if not rows:
+            return
+        sizes = {row.group_id: row.group_size for row in rows if row.group_size is not None}
+        self._loop.begin(batch_id, [self._sample(row) for row in rows], sizes)
+
+    @dispatch(Dispatch.BROADCAST, bulk=True)
+    def score(
+        self,
+        batch_id: str,
+        rows: TensorDictBase,
+        external: Mapping[str, TensorDictBase] | None = None,
+        is_validation: bool = False,
+        deadline_seconds: float = SCORE_SECONDS,
+    ) -> tuple[Status, TensorDict]:
+        """Scores of the groups this rank owns: columns row_ids, group_ids and scores [rows] float32 (nan: unscorable).
+
+        Args:
+            batch_id: as given to `begin`.
+            rows: row_ids, group_ids, record, input_ids, response_mask, finish_reasons, response_lengths.
+            external: grader of kind `model` -> row_ids and scores that its worker group gave.
+            is_validation: the graders' plain scores: no truncated_score, normalisation or clipping.
+            deadline_seconds: for all of it.
+
+        With `normalise` the scores are plain as well, and `normalise(batch_id, moments)` gives the final ones.
+        Raises RewardStoppedError, TimeoutError, ValueError.
+        """
+        started = time.monotonic()
+        samples = [self._sample(row) for row in finished_rows(rows) if owner_of(row.group_id, self.world_size) == self.rank]
+        found = self._loop.finish(batch_id, samples, deadline_seconds)
+        grades = {row_id: {**given, **_external(row_id, external)} for row_id, given in found.grades.items()}
+        truncated = None if is_validation else self._config.truncated_score
+        tally = Tally.empty()
+        scores = []
+        for sample in samples:
+            scores.append(combine(sample, grades[sample.row_id], self._graders, truncated))
+            is_replaced = truncated is not None and sample.is_truncated
+            tally.add_row(sample, scores[-1], grades[sample.row_id], is_truncation_scored=is_replaced)
+        moments = Moments.of(scores)
+        if self._config.normalise and not is_validation:
+            self._keep(batch_id, _shard(samples, scores))
+        elif not is_validation:
+            scores = shape_scores(scores, None, self._config.clip)
+        status = {
+            "metrics": tally.metrics,
+            "row_ids": [sample.row_id for sample in samples],
+            "moments": moments.to_json(),
+            "causes": tally.first_causes(),
+            "graders": tally.graders(self._graders, self._loop.workers),
+            "hidden_seconds": found.hidden_seconds,
+            "spans": {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": len(samples)},
+        }
+        return status, _shard(samples, scores)
+
+    @dispatch(Dispatch.BROADCAST, bulk=True)
+    def normalise(self, batch_id: str, moments: Mapping[str, float]) -> tuple[Status, TensorDict]:
+        """Final scores of a batch: divided by the running standard deviation that `moments` (of all ranks) updates, clipped."""
+        started = time.monotonic()
+        self._moments = self._moments + Moments.from_json(moments)
+        shard = self._scored.pop(batch_id)
+        shaped = shape_scores(shard["scores"].tolist(), self._moments.std, self._config.clip)
+        shard = make_shard({**dict(shard.items()), "scores": torch.tensor(shaped, dtype=torch.float32)})
+        spans = {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": len(shaped)}
+        return {"metrics": {}, "row_ids": shard["row_ids"].tolist(), "spans": spans}, shard
+
+    @dispatch(Dispatch.BROADCAST)
+    def forget(self, batch_id: str) -> None:
+        """Drop a batch whose iteration failed."""
+        self._scored.pop(batch_id, None)
+        self._loop.forget(batch_id)
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps; the same on every rank."""
+        return self._moments.to_json()
+
+    @dispatch(Dispatch.BROADCAST)
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """The inverse of `state`; scores that wait for `normalise` are dropped."""
+        self._moments = Moments.from_json(state)
+        self._scored.clear()
+
+    @dispatch(Dispatch.BROADCAST)
+    def close(self) -> None:
+        """End grader processes and connections."""
+        self._loop.close()
+
+    def _sample(self, row: FinishedRow) -> Sample:
+        return read_sample(row, self._decode(row.response_ids))
+
+    def _keep(self, batch_id: str, shard: TensorDict) -> None:
+        self._scored[batch_id] = shard
+        while len(self._scored) > _OPEN_SCORES:
+            del self._scored[next(iter(self._scored))]
+
+
+def load_decoder(folder: Path) -> Callable[[Sequence[int]], str]:
+    """Token ids -> text without special tokens, from a folder with tokenizer.json or any tokenizer transformers reads."""
+    if (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return lambda ids: fast.decode(list(ids), skip_special_tokens=True)
+    from transformers import AutoTokenizer  # only for tokenizers without that file: it costs seconds to import
+
+    slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return lambda ids: slow.decode(list(ids), skip_special_tokens=True)
+
+
+def finished_rows(rows: TensorDictBase) -> list[FinishedRow]:
+    """The rows of a shard, with only those response tokens that the policy sampled."""
+    columns = {name: rows[name].tolist() for name in ("row_ids", "group_ids", "finish_reasons", "response_lengths")}
+    record, ids, mask = rows.get("record"), rows.get("input_ids"), rows.get("response_mask")
+    records = bytes(record.values().tolist())
+    record_ends = row_lengths(record).cumsum(0).tolist()
+    sampled = ids.values()[mask.values()].tolist()
+    # Sampled tokens up to each row's end: a running count of the mask, read at the rows' ends.
+    counts = torch.cat([torch.zeros(1, dtype=torch.int64), mask.values().cumsum(0)])[ids.offsets()].tolist()
+    starts = [0, *record_ends[:-1]]
+    return [
+        FinishedRow(
+            row_id=row_id,
+            group_id=columns["group_ids"][place],
+            record=records[starts[place] : record_ends[place]],
+            response_ids=tuple(sampled[counts[place] : counts[place + 1]]),
+            finish_reason=columns["finish_reasons"][place],
+            response_length=columns["response_lengths"][place],
+        )
+        for place, row_id in enumerate(columns["row_ids"])
+    ]
+
+
+def _shard(samples: Sequence[Sample], scores: Sequence[float]) -> TensorDict:
+    return make_shard(
+        {
+            "row_ids": torch.tensor([sample.row_id for sample in samples], dtype=torch.int64),
+            "group_ids": torch.tensor([sample.group_id for sample in samples], dtype=torch.int64),
+            "scores": torch.tensor(scores, dtype=torch.float32),
+        }
+    )
+
+
+def _external(row_id: int, external: Mapping[str, TensorDictBase] | None) -> dict[str, Grade]:
+    grades: dict[str, Grade] = {}
+    for name, shard in (external or {}).items():
+        place = (shard["row_ids"] == row_id).nonzero()
+        score = float(shard["scores"][int(place[0])]) if len(place) else NAN
+        text = f"grader {name!r}, nonsense: the reward model gave no finite score"
+        is_known = abs(score) < float("inf")
+        grades[name] = Grade(score=score) if is_known else Grade(score=NAN, cause="nonsense", text=text)
+    return grades
