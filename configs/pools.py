@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from configs.base import Config, Count, PositiveInts, Strings
 
@@ -21,7 +21,9 @@ def parse_bytes(value: object) -> object:
     return int(float(match[1]) * _UNITS[match[2] or "B"])
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+_BYTES_SCHEMA = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": _SIZE.pattern}]}
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0), WithJsonSchema(_BYTES_SCHEMA)]
 """A size in bytes; strings such as '64GiB' are read."""
 
 

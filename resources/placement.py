@@ -192,7 +192,7 @@ def _placed_ranks(config: RunConfig, group: ProcessGroup, pool: PoolPlacement) -
     }
     ranks: list[PlacedRank] = []
     for place, bundle in zip(places, group.bundles, strict=True):
-        env = rank_env(place, f"{config.name}/{group.name}", None)
+        env = rank_env(place, group.name, None)
         env |= {"MASTER_ADDR": places[0].node_ip, "MASTER_PORT": MASTER_PORT_LATER}
         env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         ranks.append(

@@ -1,0 +1,54 @@
+"""Nodes as a person writes them, and as this machine is."""
+
+from pathlib import Path
+
+import pytest
+
+from resources.node_resources import ACCELERATOR_MEMORY_LABEL, count_gpus, parse_nodes, this_machine
+
+
+def test_groups_of_nodes_are_read():
+    first, second, third = parse_nodes(
+        "2x(gpu=8, cpu=96, mem=900GiB, type=H100, vram=80GiB) + (cpu=32,NPU=4,licence=1)"
+    )
+    assert first.total == {"GPU": 8.0, "CPU": 96.0, "memory": 900 * 2**30}
+    assert (first.accelerator_type, first.labels[ACCELERATOR_MEMORY_LABEL]) == ("H100", str(80 * 2**30))
+    assert third.total == {"CPU": 32.0, "NPU": 4.0, "licence": 1.0}
+    assert [node.ip for node in (first, second, third)] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+
+def test_three_hundred_nodes_have_addresses_of_their_own():
+    assert parse_nodes("300x(cpu=1)")[299].ip == "10.0.1.44"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "8", "2x", "2x()", "0x(cpu=1)", "(cpu=0)", "(cpu=-1)", "(cpu=x)", "(gpu=8)", "(cpu=1", "(cpu=1,cpu=2)",
+        "(cpu)", "(cpu=)", "(cpu=inf)", "(cpu=nan)", "(cpu=1,mem=3XB)", "(cpu=1)(cpu=2)x", "two x (cpu=1)",
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_nodes_is_refused(text: str):
+    with pytest.raises(ValueError, match="--nodes"):
+        parse_nodes(text)
+
+
+def test_this_machine_has_cpus_and_memory():
+    machine = this_machine()
+    assert machine.total["CPU"] >= 1
+    assert machine.total["memory"] > 2**20
+
+
+def test_this_machine_takes_the_sizes_of_a_local_cluster():
+    assert this_machine(num_cpus=12, num_gpus=3).total | {"memory": 0} == {"CPU": 12.0, "GPU": 3.0, "memory": 0}
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert count_gpus(tmp_path) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert count_gpus(tmp_path) == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert count_gpus(tmp_path) == 0
