@@ -1,7 +1,7 @@
 """Telemetry's own cost: CPU per step, a long run's report, a search over 1,024 accelerators.
 
-`python -m benchmarks.telemetry [--json]`. The step's telemetry is that of a quick-start step (nine tasks, two ranks), with
-timers around every micro-batch; the CPU time is taken around exactly the calls a run makes.
+`python -m benchmarks.telemetry [--json]`. The step's telemetry is that of a quick-start step (nine tasks, two ranks),
+with timers around every micro-batch; the CPU time is taken around exactly the calls a run makes.
 """
 
 import argparse
@@ -65,14 +65,23 @@ class Result:
         return self.value <= self.target if self.better == "lower" else self.value >= self.target
 
     def to_json(self) -> dict[str, object]:
-        return {"name": self.name, "value": self.value, "unit": self.unit, "target": self.target, "better": self.better, "ok": self.is_ok}  # fmt: skip
+        return {
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "target": self.target,
+            "better": self.better,
+            "ok": self.is_ok,
+        }
 
 
 def one_step(iteration: int, file: SpanFile, sampler: SystemSampler) -> None:
     """Every telemetry call of one quick-start step, and none of its work."""
     spans: list[TaskSpan] = []
     for task, (role, upstream) in TASKS.items():
-        timer = TaskTimer(iteration=iteration, task=task, role=role, pool="main", upstream=upstream, submitted=time.monotonic())
+        timer = TaskTimer(
+            iteration=iteration, task=task, role=role, pool="main", upstream=upstream, submitted=time.monotonic()
+        )
         with timer.dispatching(num_bytes=4096):
             pass
         timer.add_ranks([_rank(rank, role, task) for rank in range(2)])
@@ -111,7 +120,9 @@ def _rank(rank: int, role: str, task: str) -> RankSpan:
         with timers.time("optimizer"):
             pass
         facts |= fill.facts()
-    return RankSpan(rank=rank, start=start, end=time.monotonic(), forward_seconds=timers.seconds("forward"), facts=facts)
+    return RankSpan(
+        rank=rank, start=start, end=time.monotonic(), forward_seconds=timers.seconds("forward"), facts=facts
+    )
 
 
 def measure_step_cpu() -> list[Result]:
@@ -127,27 +138,69 @@ def measure_step_cpu() -> list[Result]:
     median = statistics.median(taken)
     spread = f"{1e3 * min(taken):.2f} to {1e3 * max(taken):.2f} ms"
     return [
-        Result(name="telemetry_cpu_per_step", value=1e3 * median, unit="ms", target=1e3 * 0.005 * QUICK_START_STEP_SECONDS, spread=spread),
+        Result(
+            name="telemetry_cpu_per_step",
+            value=1e3 * median,
+            unit="ms",
+            target=1e3 * 0.005 * QUICK_START_STEP_SECONDS,
+            spread=spread,
+        ),
         Result(name="telemetry_share_of_step", value=100 * median / QUICK_START_STEP_SECONDS, unit="%", target=0.5),
-    ]  # fmt: skip
+    ]
 
 
 def write_long_run(folder: Path, iterations: int = _REPORT_ITERATIONS, ranks: int = _REPORT_RANKS) -> None:
     """A run of many ranks, with the facts a real one has."""
     file = SpanFile(folder / SPANS_FILE)
-    file.append(RunRecord(run="long", cores_per_node=8.0, pools={"main": PoolRecord(ranks=ranks, accelerator="gpu")}, prompts_per_iteration=64, group_size=8))  # fmt: skip
-    facts = {"rollout": response_length_facts([100 + 7 * k for k in range(8)]) | {"slots": 8, "running": [[0.0, 8], [0.5, 4], [1.0, 0]], "tokens_per_second": 812.25}}  # fmt: skip
-    trained = {"tokens": 4096, "tokens_per_second": 4011.7, "micro_batch_fill": 0.913, "peak_memory_bytes": 7_000_000_000}
+    file.append(
+        RunRecord(
+            run="long",
+            cores_per_node=8.0,
+            pools={"main": PoolRecord(ranks=ranks, accelerator="gpu")},
+            prompts_per_iteration=64,
+            group_size=8,
+        )
+    )
+    facts = {
+        "rollout": response_length_facts([100 + 7 * k for k in range(8)])
+        | {"slots": 8, "running": [[0.0, 8], [0.5, 4], [1.0, 0]], "tokens_per_second": 812.25}
+    }
+    trained = {
+        "tokens": 4096,
+        "tokens_per_second": 4011.7,
+        "micro_batch_fill": 0.913,
+        "peak_memory_bytes": 7_000_000_000,
+    }
     now = 0.0
     for number in range(iterations):
         started, spans = now, []
         for task, (role, upstream) in TASKS.items():
             begin, now = now, now + 0.4
             made = tuple(
-                RankSpan(rank=r, node=f"10.0.0.{r // 8}", start=begin + 1e-3, end=now - 1e-3 * (r % 7), forward_seconds=0.1, cpu_seconds=0.3, facts=facts.get(role, trained))
+                RankSpan(
+                    rank=r,
+                    node=f"10.0.0.{r // 8}",
+                    start=begin + 1e-3,
+                    end=now - 1e-3 * (r % 7),
+                    forward_seconds=0.1,
+                    cpu_seconds=0.3,
+                    facts=facts.get(role, trained),
+                )
                 for r in range(ranks)
-            )  # fmt: skip
-            spans.append(TaskSpan(iteration=number, task=task, role=role, pool="main", submitted=begin, started=begin, ended=now, upstream=upstream, ranks=made))  # fmt: skip
+            )
+            spans.append(
+                TaskSpan(
+                    iteration=number,
+                    task=task,
+                    role=role,
+                    pool="main",
+                    submitted=begin,
+                    started=begin,
+                    ended=now,
+                    upstream=upstream,
+                    ranks=made,
+                )
+            )
         file.append(*spans, IterationSpan(iteration=number, started=started, ended=now))
 
 
@@ -157,7 +210,11 @@ def report_worker(folder: Path) -> None:
     report = build_report(folder)
     render_text(report)
     render_html(report, folder / "report.html")
-    print(json.dumps({"seconds": time.monotonic() - before, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+    print(
+        json.dumps(
+            {"seconds": time.monotonic() - before, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        )
+    )
 
 
 def measure_report() -> list[Result]:
@@ -169,7 +226,9 @@ def measure_report() -> list[Result]:
         size = (Path(folder) / SPANS_FILE).stat().st_size / 2**20
     figures = json.loads(output)
     return [
-        Result(name="report_1000x64", value=figures["seconds"], unit="s", target=10.0, spread=f"{size:.0f} MiB of spans"),
+        Result(
+            name="report_1000x64", value=figures["seconds"], unit="s", target=10.0, spread=f"{size:.0f} MiB of spans"
+        ),
         Result(name="report_1000x64_memory", value=figures["bytes"] / 2**20, unit="MiB", target=1024.0),
     ]
 
@@ -195,7 +254,10 @@ def main() -> int:
             print(json.dumps(result.to_json()))
         else:
             mark = "ok" if result.is_ok else "MISSED"
-            print(f"{result.name:28} {result.value:10.3f} {result.unit:4} target {result.target:8.2f}  {mark:6}  {result.spread}")
+            print(
+                f"{result.name:28} {result.value:10.3f} {result.unit:4} target {result.target:8.2f}"
+                f"  {mark:6}  {result.spread}"
+            )
     return 0 if all(result.is_ok for result in results) else 1
 
 

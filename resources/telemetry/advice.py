@@ -7,44 +7,109 @@ from resources.telemetry.causes import Cause
 Evidence = Mapping[str, float | str]
 
 _CHANGES: dict[Cause, str] = {
-    Cause.SLOW_GRADER: "raise reward.processes or roles.reward.workers, or make grader {name} cheaper; reward.stream: true hides grading under the rollout",
-    Cause.RARE_SLOW_GRADER: "lower timeout_seconds of grader {name} towards its usual latency (on_failure says what such a row becomes); async_depth: 1 hides what is left",
-    Cause.SLOW_REWARD_MODEL: "give roles.reward a pool of its own with more bundles, or raise roles.reward.tensor_parallel; reward.stream: true hides scoring under the rollout",
-    Cause.SLOW_JUDGE: "raise judge.max_concurrency (and requests_per_minute) of grader {name}, keep reward.stream: true; async_depth: 1 hides what is left",
-    Cause.SLOW_SANDBOX: "raise reward.processes or roles.reward.workers for grader {name}, or lower its timeout_seconds",
-    Cause.LONG_TAIL: "async_depth: 1 trains while the tail decodes; or lower rollout.max_response_length (algorithm.overlong shapes the reward towards it), or put roles.rollout on fewer engines",
-    Cause.KV_CACHE: "raise rollout.kv_cache_bytes (CPU) or rollout.gpu_memory_fraction (GPU), drop rollout.num_gpu_blocks_override, or lower rollout.max_running_sequences to what fits",
-    Cause.SLOW_RANK: "look at rank {rank:.0f} of roles.{role} on node {node} (callsheet doctor: load, clocks, neighbours) or take its node out of the pool",
+    Cause.SLOW_GRADER: (
+        "raise reward.processes or roles.reward.workers, or make grader {name} cheaper; reward.stream: true "
+        "hides grading under the rollout"
+    ),
+    Cause.RARE_SLOW_GRADER: (
+        "lower timeout_seconds of grader {name} towards its usual latency (on_failure says what such a row "
+        "becomes); async_depth: 1 hides what is left"
+    ),
+    Cause.SLOW_REWARD_MODEL: (
+        "give roles.reward a pool of its own with more bundles, or raise roles.reward.tensor_parallel; "
+        "reward.stream: true hides scoring under the rollout"
+    ),
+    Cause.SLOW_JUDGE: (
+        "raise judge.max_concurrency (and requests_per_minute) of grader {name}, keep reward.stream: true; "
+        "async_depth: 1 hides what is left"
+    ),
+    Cause.SLOW_SANDBOX: (
+        "raise reward.processes or roles.reward.workers for grader {name}, or lower its timeout_seconds"
+    ),
+    Cause.LONG_TAIL: (
+        "async_depth: 1 trains while the tail decodes; or lower rollout.max_response_length "
+        "(algorithm.overlong shapes the reward towards it), or put roles.rollout on fewer engines"
+    ),
+    Cause.KV_CACHE: (
+        "raise rollout.kv_cache_bytes (CPU) or rollout.gpu_memory_fraction (GPU), drop "
+        "rollout.num_gpu_blocks_override, or lower rollout.max_running_sequences to what fits"
+    ),
+    Cause.SLOW_RANK: (
+        "look at rank {rank:.0f} of roles.{role} on node {node} (callsheet doctor: load, clocks, neighbours) "
+        "or take its node out of the pool"
+    ),
     Cause.UNEVEN_TOKENS: "set {role}.micro_batch_tokens so that ranks get equal tokens rather than equal rows",
-    Cause.HEAVY_CRITIC: "give roles.critic a larger pool of its own, or a smaller critic.model; algorithm.name: grpo needs no critic",
-    Cause.SLOW_REFERENCE: "move roles.reference.pool to the actor's pool, or give its pool more bundles; algorithm.kl.coef: 0 needs no reference",
-    Cause.SERIALISE: "keep the batch in the object store: pass batch handles, not tensors, through the flow ({bytes_text} were serialised); a larger group needs dispatch by reference",
+    Cause.HEAVY_CRITIC: (
+        "give roles.critic a larger pool of its own, or a smaller critic.model; algorithm.name: grpo needs no critic"
+    ),
+    Cause.SLOW_REFERENCE: (
+        "move roles.reference.pool to the actor's pool, or give its pool more bundles; algorithm.kl.coef: 0 "
+        "needs no reference"
+    ),
+    Cause.SERIALISE: (
+        "keep the batch in the object store: pass batch handles, not tensors, through the flow ({bytes_text} "
+        "were serialised); a larger group needs dispatch by reference"
+    ),
     Cause.COLLECT: "let workers return references (bulk methods) instead of data ({bytes_text} were collected)",
-    Cause.SCHEDULING: "raise data.prompts_per_iteration so that {tasks:.0f} tasks' overhead weighs less, use a running server (prefect.api_url), or fuse roles (roles.*.colocate: fused)",
-    Cause.FETCH: "put the pools of {task} and of its inputs on the same nodes, so that rows are read from shared memory",
-    Cause.COMMUNICATION: "fewer ranks with larger micro-batches ({role}.micro_batch_size), or the pool on one node (pools.*.strategy: PACK); a model that fits one rank needs no {role}.fsdp",
-    Cause.WEIGHT_SYNC: "rollout.weight_sync: process_group (or fuse actor and rollout for in_process), larger rollout.bucket_bytes; rollout.dtype: bfloat16 halves the bytes",
+    Cause.SCHEDULING: (
+        "raise data.prompts_per_iteration so that {tasks:.0f} tasks' overhead weighs less, use a running "
+        "server (prefect.api_url), or fuse roles (roles.*.colocate: fused)"
+    ),
+    Cause.FETCH: (
+        "put the pools of {task} and of its inputs on the same nodes, so that rows are read from shared memory"
+    ),
+    Cause.COMMUNICATION: (
+        "fewer ranks with larger micro-batches ({role}.micro_batch_size), or the pool on one node "
+        "(pools.*.strategy: PACK); a model that fits one rank needs no {role}.fsdp"
+    ),
+    Cause.WEIGHT_SYNC: (
+        "rollout.weight_sync: process_group (or fuse actor and rollout for in_process), larger "
+        "rollout.bucket_bytes; rollout.dtype: bfloat16 halves the bytes"
+    ),
     Cause.SHARED_POOL: "give roles.{role} a pool of its own: it queues behind {behind} in pool {pool}",
     Cause.HANGING_TASK: "raise checkpoint.every or validation.every, or keep checkpoint.asynchronous: true ({task})",
-    Cause.COMPUTE_BOUND: "give pool {pool} twice the bundles: {role} computes for {path_percent:.0f} % of the critical path",
+    Cause.COMPUTE_BOUND: (
+        "give pool {pool} twice the bundles: {role} computes for {path_percent:.0f} % of the critical path"
+    ),
     Cause.BALANCED: "nothing stands out; a faster step needs more of everything, or async_depth: 1",
 }
 
-_ROLLOUT_COMPUTE = "; or raise roles.rollout.tensor_parallel, rollout.max_running_sequences, or capture graphs (rollout.enforce_eager: false)"
+_ROLLOUT_COMPUTE = (
+    "; or raise roles.rollout.tensor_parallel, rollout.max_running_sequences, or capture graphs "
+    "(rollout.enforce_eager: false)"
+)
 _TRAINING_COMPUTE = "; or raise {role}.micro_batch_size, or lower algorithm.num_ppo_epochs"
 
 _EVIDENCE: dict[Cause, str] = {
     Cause.SLOW_GRADER: "{exposed_seconds:.2f} s of grading stand behind the rollout",
-    Cause.RARE_SLOW_GRADER: "{slow_calls:.0f} of {calls:.0f} calls were slow: up to {max_seconds:.2f} s against a median of {p50_seconds:.3f} s; {exposed_seconds:.2f} s stand behind the rollout",
-    Cause.LONG_TAIL: "{tail_seconds:.2f} s ({tail_percent:.0f} % of the rollout) with fewer than a quarter of the slots busy",
-    Cause.KV_CACHE: "{preemptions:.0f} preemptions, KV cache {kv_percent:.0f} % full, {starved_seconds:.2f} s of slots left empty while sequences waited",
-    Cause.SLOW_RANK: "rank {rank:.0f} on node {node} worked {slowest_seconds:.2f} s where the median worked {median_seconds:.2f} s",
-    Cause.UNEVEN_TOKENS: "rank {rank:.0f} worked {slowest_seconds:.2f} s against {median_seconds:.2f} s because it had that many more tokens",
+    Cause.RARE_SLOW_GRADER: (
+        "{slow_calls:.0f} of {calls:.0f} calls were slow: up to {max_seconds:.2f} s against a median of "
+        "{p50_seconds:.3f} s; {exposed_seconds:.2f} s stand behind the rollout"
+    ),
+    Cause.LONG_TAIL: (
+        "{tail_seconds:.2f} s ({tail_percent:.0f} % of the rollout) with fewer than a quarter of the slots busy"
+    ),
+    Cause.KV_CACHE: (
+        "{preemptions:.0f} preemptions, KV cache {kv_percent:.0f} % full, {starved_seconds:.2f} s of slots "
+        "left empty while sequences waited"
+    ),
+    Cause.SLOW_RANK: (
+        "rank {rank:.0f} on node {node} worked {slowest_seconds:.2f} s where the median worked {median_seconds:.2f} s"
+    ),
+    Cause.UNEVEN_TOKENS: (
+        "rank {rank:.0f} worked {slowest_seconds:.2f} s against {median_seconds:.2f} s because it had that "
+        "many more tokens"
+    ),
     Cause.HEAVY_CRITIC: "critic tasks took {seconds:.2f} s, {ratio:.1f} times the actor's {actor_seconds:.2f} s",
-    Cause.SLOW_REFERENCE: "reference took {seconds:.2f} s, {ratio:.1f} times the actor's log-probs ({actor_seconds:.2f} s) on the same tokens",
+    Cause.SLOW_REFERENCE: (
+        "reference took {seconds:.2f} s, {ratio:.1f} times the actor's log-probs ({actor_seconds:.2f} s) on "
+        "the same tokens"
+    ),
     Cause.SERIALISE: "{serialise_seconds:.2f} s of serialising {bytes_text}",
     Cause.COLLECT: "{collect_seconds:.2f} s of collecting {bytes_text}",
-    Cause.SCHEDULING: "{scheduling_seconds:.2f} s between {tasks:.0f} tasks in which all inputs were there and nothing ran",
+    Cause.SCHEDULING: (
+        "{scheduling_seconds:.2f} s between {tasks:.0f} tasks in which all inputs were there and nothing ran"
+    ),
     Cause.FETCH: "{fetch_seconds:.2f} s of fetching rows, most of it by {task}",
     Cause.COMMUNICATION: "{communication_seconds:.2f} s of {execute_seconds:.2f} s in collectives on every rank",
     Cause.WEIGHT_SYNC: "{seconds:.2f} s to move {bytes_text} of weights",
@@ -54,7 +119,10 @@ _EVIDENCE: dict[Cause, str] = {
     Cause.BALANCED: "no single change would save as much as {threshold_percent:.0f} % of the step",
 }
 _GRADER_EVIDENCE = "{exposed_seconds:.2f} s of grading stand behind the rollout"
-_GRADER_DETAIL = " ({name}, {kind}: {calls:.0f} calls, median {p50_seconds:.3f} s, p95 {p95_seconds:.3f} s, longest {max_seconds:.2f} s)"
+_GRADER_DETAIL = (
+    " ({name}, {kind}: {calls:.0f} calls, median {p50_seconds:.3f} s, p95 {p95_seconds:.3f} s, longest "
+    "{max_seconds:.2f} s)"
+)
 
 
 def change_for(role: str, cause: Cause, evidence: Evidence) -> str:
@@ -93,7 +161,12 @@ class _Unmeasured(str):
 def _words(role: str, evidence: Evidence) -> _Words:
     words = _Words(evidence)
     words["role"] = role
-    for percent, fraction in (("path_percent", "path_share"), ("tail_percent", "tail_fraction"), ("kv_percent", "kv_cache_use_max"), ("threshold_percent", "threshold")):  # fmt: skip
+    for percent, fraction in (
+        ("path_percent", "path_share"),
+        ("tail_percent", "tail_fraction"),
+        ("kv_percent", "kv_cache_use_max"),
+        ("threshold_percent", "threshold"),
+    ):
         if isinstance(value := evidence.get(fraction), int | float):
             words[percent] = 100.0 * value
     if isinstance(value := evidence.get("bytes"), int | float):

@@ -161,7 +161,7 @@ def _charge_waits(
     paths: Mapping[str, list[Segment]],
     waiting: dict[str, float],
 ) -> float:
-    """Charges the free stretch [begin, end] to what the role's next task waited for; returns the seconds without a next task."""
+    """Charges the free stretch to what the role's next task waited for; returns seconds without a next task."""
     cursor = begin
     while cursor < end:
         following = [timeline.tasks[key] for key in own if timeline.tasks[key].ended > cursor]

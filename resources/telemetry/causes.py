@@ -1,17 +1,8 @@
-"""Causes a step can be held back by, each looked for in one iteration's spans, with evidence and what it costs.
+"""Causes a step can be held back by, when one is worth a name, and what a found one carries."""
 
-Pure. A cause's cost is how much shorter the step would have been without its excess (`replay_seconds`), so a wait that
-another role would have caused anyway costs nothing.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from resources.telemetry.attribution import critical_path
-from resources.telemetry.rollout_gauge import group_long_tail_seconds
-from resources.telemetry.spans import CONTROLLER, RankSpan
-from resources.telemetry.timeline import Kind, Reductions, TaskTimeline, Timeline, replay_seconds
 
 
 class Cause(StrEnum):
@@ -43,12 +34,6 @@ class Cause(StrEnum):
 GRADER_CAUSES = frozenset(
     {Cause.SLOW_GRADER, Cause.RARE_SLOW_GRADER, Cause.SLOW_REWARD_MODEL, Cause.SLOW_JUDGE, Cause.SLOW_SANDBOX}
 )
-_CAUSE_OF_GRADER_KIND = {
-    "model": Cause.SLOW_REWARD_MODEL,
-    "judge": Cause.SLOW_JUDGE,
-    "http": Cause.SLOW_JUDGE,
-    "sandbox": Cause.SLOW_SANDBOX,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +41,7 @@ class Thresholds:
     """When something is worth a name. Ratios of like with like; shares of the step."""
 
     named_gain: float = 0.15
-    """A verdict names a cause only if the step would be this much shorter without it; less is in the noise of a busy node."""
+    """A cause is named only if the step would be this much shorter without it; less is in the noise of a busy node."""
     compute_share: float = 0.6
     """Share of the critical path from which a role without a specific cause is called compute-bound."""
     skew: float = 1.25
@@ -72,6 +57,9 @@ class Thresholds:
     kv_cache_full: float = 0.95
 
 
+DEFAULT_THRESHOLDS = Thresholds()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """A cause found in one iteration, or summed over several."""
@@ -83,293 +71,7 @@ class Candidate:
     evidence: Mapping[str, float | str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    role: str
-    cause: Cause
-    reductions: Reductions
-    evidence: Mapping[str, float | str]
-    gap_reduction: float = 0.0
-    freed: tuple[str, ...] = ()
-
-
-Detector = Callable[[Timeline, Thresholds], list[_Found]]
-
-
-def find_candidates(timeline: Timeline, thresholds: Thresholds = Thresholds()) -> list[Candidate]:
-    """All causes that would have shortened this step, the dearest first."""
-    found = [hit for detect in _DETECTORS for hit in detect(timeline, thresholds)]
-    candidates = [
-        Candidate(
-            role=hit.role,
-            cause=hit.cause,
-            gain_seconds=timeline.step_seconds
-            - replay_seconds(timeline, hit.reductions, gap_reduction=hit.gap_reduction, freed=hit.freed),
-            evidence=hit.evidence,
-        )
-        for hit in found
-    ]
-    return sorted((c for c in candidates if c.gain_seconds > 0), key=lambda c: -c.gain_seconds)
-
-
-def _of_role(timeline: Timeline, role: str, word: str = "") -> list[TaskTimeline]:
-    return [task for task in timeline.tasks.values() if task.role == role and word in task.span.task.replace("_", "-")]
-
-
-def _typical_seconds(task: TaskTimeline) -> float:
-    """Own work of the lower-median rank, so that one slow rank does not make a whole pool look slow."""
-    work = sorted(rank.work_seconds for rank in task.span.ranks)
-    return work[(len(work) - 1) // 2] if work else task.seconds(Kind.EXECUTE)
-
-
-def _grader(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    """The reward task's span is what is left after the rollout: all of it is exposed, so all of it is excess."""
-    tasks = _of_role(timeline, "reward")
-    exposed = sum(task.seconds(Kind.EXECUTE) for task in tasks)
-    if exposed <= 0:
-        return []
-    graders = [g for task in tasks for g in task.span.facts.get("graders", ()) if g.get("calls")]
-    evidence: dict[str, float | str] = {"exposed_seconds": exposed}
-    hidden = sum(float(task.span.facts.get("hidden_seconds", 0.0)) for task in tasks)
-    if hidden:
-        evidence["hidden_seconds"] = hidden
-    cause = Cause.SLOW_GRADER
-    if graders:
-        worst = max(graders, key=lambda g: g["total_seconds"] / max(1, g.get("workers", 1)))
-        evidence |= {key: worst[key] for key in ("name", "kind", "calls", "slow_calls", "p50_seconds", "p95_seconds", "max_seconds", "timeouts") if key in worst}  # fmt: skip
-        cause = _CAUSE_OF_GRADER_KIND.get(str(worst.get("kind")), Cause.SLOW_GRADER)
-        if is_rare(evidence, thresholds):
-            cause = Cause.RARE_SLOW_GRADER
-    return [_Found("reward", cause, {(task.key, Kind.EXECUTE): task.seconds(Kind.EXECUTE) for task in tasks}, evidence)]
-
-
 def is_rare(evidence: Mapping[str, float | str], thresholds: Thresholds) -> bool:
     """Whether a few slow calls, not the usual ones, made the grading long."""
     calls, slow = float(evidence.get("calls", 0)), float(evidence.get("slow_calls", 0))
     return 0 < slow <= max(1.0, thresholds.rare_calls * calls) and calls > 2
-
-
-def _long_tail(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    found = []
-    for task in _of_role(timeline, "rollout"):
-        seconds = long_tail_seconds(task)
-        if seconds <= 0:
-            continue
-        facts = _merged_lengths(task)
-        evidence: dict[str, float | str] = {
-            "tail_seconds": seconds,
-            "tail_fraction": seconds / max(1e-9, task.seconds(Kind.EXECUTE)),
-            "engines": float(len(task.span.ranks)),
-            **facts,
-        }
-        found.append(_Found("rollout", Cause.LONG_TAIL, {(task.key, Kind.EXECUTE): seconds}, evidence))
-    return found
-
-
-def long_tail_seconds(task: TaskTimeline) -> float:
-    """The task's own figure, or the engines' series taken together, or the last engine's own figure."""
-    ranks = task.span.ranks
-    if "long_tail_seconds" in task.span.facts:
-        return float(task.span.facts["long_tail_seconds"])
-    gauged = [rank for rank in ranks if "running" in rank.facts and "slots" in rank.facts]
-    if len(gauged) > 1 and len(gauged) == len(ranks):
-        return group_long_tail_seconds([(rank.start, rank.facts["slots"], rank.facts["running"]) for rank in gauged])
-    last = max(ranks, key=lambda rank: rank.end, default=None)
-    return float(last.facts.get("long_tail_seconds", 0.0)) if last is not None else 0.0
-
-
-def _merged_lengths(task: TaskTimeline) -> dict[str, float | str]:
-    sources = (
-        [task.span.facts] if "response_length_max" in task.span.facts else [rank.facts for rank in task.span.ranks]
-    )
-    known = [facts for facts in sources if "response_length_max" in facts]
-    if not known:
-        return {}
-    rows = sum(facts.get("rows", 1) for facts in known)
-    return {
-        "longest_response": float(max(facts["response_length_max"] for facts in known)),
-        "typical_response": sum(facts["response_length_p50"] * facts.get("rows", 1) for facts in known) / max(1, rows),
-    }
-
-
-def _kv_cache(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    found = []
-    for task in _of_role(timeline, "rollout"):
-        ranks = [
-            r
-            for r in task.span.ranks
-            if r.facts.get("preemptions", 0) or r.facts.get("kv_cache_use_max", 0.0) >= thresholds.kv_cache_full
-        ]
-        if not ranks:
-            continue
-        lost = max(float(rank.facts.get("starved_seconds", 0.0)) for rank in ranks)
-        evidence: dict[str, float | str] = {
-            "preemptions": float(sum(rank.facts.get("preemptions", 0) for rank in ranks)),
-            "kv_cache_use_max": max(float(rank.facts.get("kv_cache_use_max", 1.0)) for rank in ranks),
-            "starved_seconds": lost,
-            "slots": float(sum(rank.facts.get("slots", 0) for rank in ranks)),
-        }
-        found.append(_Found("rollout", Cause.KV_CACHE, {(task.key, Kind.EXECUTE): lost}, evidence))
-    return found
-
-
-def _skew(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    """Per role: how much its slowest rank's own work exceeds the lower-median one's, over all its tasks."""
-    reductions: dict[str, dict[tuple[str, Kind], float]] = {}
-    worst: dict[str, tuple[float, RankSpan, float, float]] = {}
-    for task in timeline.tasks.values():
-        ranks = task.span.ranks
-        if len(ranks) < 2 or task.role == "reward":
-            continue
-        by_work = sorted(ranks, key=lambda rank: rank.work_seconds)
-        median, slowest = by_work[(len(ranks) - 1) // 2], by_work[-1]
-        excess = slowest.work_seconds - median.work_seconds
-        if task.role == "rollout":
-            excess -= long_tail_seconds(task)
-        if median.work_seconds <= 0 or slowest.work_seconds < thresholds.skew * median.work_seconds or excess <= 0:
-            continue
-        reductions.setdefault(task.role, {})[task.key, Kind.EXECUTE] = excess
-        tokens = (float(slowest.facts.get("tokens", 0)), float(median.facts.get("tokens", 0)))
-        expected = median.work_seconds * (tokens[0] / tokens[1] - 1.0) if min(tokens) > 0 else 0.0
-        if excess > worst.get(task.role, (0.0,))[0]:
-            worst[task.role] = (excess, slowest, median.work_seconds, expected)
-    found = []
-    for role, (excess, slowest, median_seconds, expected) in worst.items():
-        cause = Cause.UNEVEN_TOKENS if expected >= thresholds.tokens_explain * excess else Cause.SLOW_RANK
-        evidence: dict[str, float | str] = {
-            "rank": float(slowest.rank),
-            "node": slowest.node,
-            "slowest_seconds": slowest.work_seconds,
-            "median_seconds": median_seconds,
-        }
-        found.append(_Found(role, cause, reductions[role], evidence))
-    return found
-
-
-def _against_actor(
-    timeline: Timeline, thresholds: Thresholds, role: str, cause: Cause, pairs: Sequence[tuple[str, str]]
-) -> list[_Found]:
-    """Tasks of `role` against the actor's counterpart: the excess over it."""
-    reductions: dict[tuple[str, Kind], float] = {}
-    own = counterpart = 0.0
-    for word, actor_word in pairs:
-        theirs = _of_role(timeline, "actor", actor_word)
-        for task in _of_role(timeline, role, word):
-            if not theirs:
-                continue
-            own += _typical_seconds(task)
-            baseline = _typical_seconds(theirs[0])
-            counterpart += baseline
-            reductions[task.key, Kind.EXECUTE] = max(0.0, _typical_seconds(task) - baseline)
-    if counterpart <= 0 or own < thresholds.heavier * counterpart:
-        return []
-    ratio = own / counterpart
-    return [_Found(role, cause, reductions, {"seconds": own, "actor_seconds": counterpart, "ratio": ratio})]
-
-
-def _critic(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    return _against_actor(
-        timeline, thresholds, "critic", Cause.HEAVY_CRITIC, (("update", "update"), ("value", "log-prob"))
-    )
-
-
-def _reference(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    return _against_actor(timeline, thresholds, "reference", Cause.SLOW_REFERENCE, (("", "log-prob"),))
-
-
-def _controller(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    tasks = timeline.tasks.values()
-    serialise = {(t.key, Kind.SERIALIZE): t.seconds(Kind.SERIALIZE) for t in tasks}
-    collect = {(t.key, Kind.COLLECT): t.seconds(Kind.COLLECT) for t in tasks}
-    scheduling = {(t.key, Kind.SCHEDULING): t.seconds(Kind.SCHEDULING) for t in tasks}
-    last = timeline.last
-    tail = timeline.end - last.ended if last is not None else 0.0
-    return [
-        _Found(CONTROLLER, Cause.SERIALISE, serialise, {"serialise_seconds": sum(serialise.values()), "bytes": float(sum(t.span.dispatch.bytes for t in tasks))}),
-        _Found(CONTROLLER, Cause.COLLECT, collect, {"collect_seconds": sum(collect.values()), "bytes": float(sum(t.span.collect.bytes for t in tasks))}),
-        _Found(CONTROLLER, Cause.SCHEDULING, scheduling, {"scheduling_seconds": sum(scheduling.values()) + tail, "tasks": float(len(tasks))}, gap_reduction=1.0),
-    ]  # fmt: skip
-
-
-def _fetch(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    reductions = {(task.key, Kind.FETCH): task.seconds(Kind.FETCH) for task in timeline.tasks.values()}
-    if not any(reductions.values()):
-        return []
-    slowest = max(timeline.tasks.values(), key=lambda task: task.seconds(Kind.FETCH))
-    return [
-        _Found(slowest.role, Cause.FETCH, reductions, {"fetch_seconds": sum(reductions.values()), "task": slowest.key})
-    ]
-
-
-def _communication(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    """Only what even the rank that waits least spends in collectives: more than that is skew, not communication."""
-    found = []
-    for role in ("actor", "critic", "reference"):
-        tasks = [task for task in _of_role(timeline, role) if len(task.span.ranks) > 1]
-        least = {
-            (task.key, Kind.EXECUTE): min(rank.communication_seconds for rank in task.span.ranks) for task in tasks
-        }
-        execute = sum(task.seconds(Kind.EXECUTE) for task in tasks)
-        if execute > 0 and sum(least.values()) >= thresholds.communication_share * execute:
-            evidence = {"communication_seconds": sum(least.values()), "execute_seconds": execute}
-            found.append(_Found(role, Cause.COMMUNICATION, least, evidence))
-    return found
-
-
-def _whole_tasks(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    found = []
-    for words, role, cause in (
-        (("weight",), "", Cause.WEIGHT_SYNC),
-        (("checkpoint", "validation"), "", Cause.HANGING_TASK),
-    ):
-        tasks = [task for task in timeline.tasks.values() if any(word in task.span.task for word in words)]
-        seconds = sum(task.seconds(Kind.EXECUTE) for task in tasks)
-        if seconds <= 0:
-            continue
-        evidence: dict[str, float | str] = {
-            "seconds": seconds,
-            "bytes": float(sum(task.span.facts.get("bytes", 0) for task in tasks)),
-            "task": tasks[0].key,
-        }
-        found.append(
-            _Found(
-                role or tasks[0].role, cause, {(t.key, Kind.EXECUTE): t.seconds(Kind.EXECUTE) for t in tasks}, evidence
-            )
-        )
-    return found
-
-
-def _queued(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    """Roles that need no accelerator and queue behind one that does."""
-    found = []
-    for task in timeline.tasks.values():
-        if task.role not in ("reward", "advantage") or not any(edge.is_pool for edge in task.edges):
-            continue
-        holder = timeline.tasks[next(edge.task for edge in task.edges if edge.is_pool)]
-        upstream_end = max((timeline.tasks[e.task].ended for e in task.edges if not e.is_pool), default=timeline.start)
-        queued = max(0.0, min(task.execute_start, holder.execute_end) - upstream_end)
-        evidence: dict[str, float | str] = {"queued_seconds": queued, "behind": holder.role, "pool": task.span.pool}
-        found.append(_Found(task.role, Cause.SHARED_POOL, {}, evidence, freed=(task.key,)))
-    return found
-
-
-def _compute(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    """Every role, as if its pool had twice the ranks: half its execution."""
-    path = critical_path(timeline)
-    found = []
-    for role in dict.fromkeys(task.role for task in timeline.tasks.values()):
-        share = sum(s.seconds for s in path if s.role == role and s.kind is Kind.EXECUTE) / max(
-            1e-12, timeline.step_seconds
-        )
-        halved = {(task.key, Kind.EXECUTE): task.seconds(Kind.EXECUTE) / 2 for task in _of_role(timeline, role)}
-        found.append(
-            _Found(
-                role, Cause.COMPUTE_BOUND, halved, {"path_share": share, "pool": _of_role(timeline, role)[0].span.pool}
-            )
-        )
-    return found
-
-
-_DETECTORS: tuple[Detector, ...] = (
-    _grader, _long_tail, _kv_cache, _skew, _critic, _reference, _controller, _fetch, _communication, _whole_tasks, _queued, _compute,
-)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Clock offsets between nodes: estimated from round trips, applied to spans. Who makes the round trips is the caller."""
+"""Clock offsets between nodes: estimated from round trips, applied to spans. The caller makes the round trips."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

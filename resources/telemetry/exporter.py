@@ -30,7 +30,8 @@ class PrometheusExporter:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"port {port} of 127.0.0.1 is not free ({error.strerror}); set telemetry.prometheus_port to another, or 0",
+                f"port {port} of 127.0.0.1 is not free ({error.strerror});"
+                " set telemetry.prometheus_port to another, or 0",
             ) from error
         self.port: int = self._server.server_port
 

@@ -35,7 +35,7 @@ FACTS: dict[str, str] = {
     "response_length_quantiles": "R, T: 17 quantiles from 0 to 1, tokens",
     "response_length_histogram": "R, T: {lower edge: count}, edges in steps of a quarter octave",
     # reward, T (from GraderLatency)
-    "graders": "T: [{name, kind, calls, workers, p50_seconds, p95_seconds, max_seconds, total_seconds, slow_calls, timeouts}]",
+    "graders": "T: [{name, kind, workers, calls, slow_calls, timeouts, p50_, p95_, max_, total_seconds}]",
     "hidden_seconds": "T: grading that went on while the rollout still decoded",
     # weight sync and data, R, T
     "bytes": "R, T: bytes moved by the task itself (weights, snapshots)",

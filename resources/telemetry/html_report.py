@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network: plotly's script inside, no address in it, and a policy against any.
+"""The report as one HTML page that needs no network: plotly's script inside, and a policy against any request.
 
 Charts: roles x time, stacked bars per iteration, learning curves, response lengths, long tail; tables: roles, samples.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from resources.telemetry.html_page import PAGE
 from resources.telemetry.report import IterationDetail, Report, role_table
 from resources.telemetry.timeline_image import COLOURS
 
@@ -21,7 +22,9 @@ _PALETTE = ("#2f6f9f", "#c2503a", "#6b9e52", "#8a5fb0", "#d98032", "#4aa3a1", "#
 _MAX_CURVES = 24
 _MAX_BARS = 400
 """Iterations in the stacked bars; of more, an even selection is drawn."""
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:"
+)
 
 Figure = dict[str, Any]
 
@@ -35,8 +38,11 @@ def _script() -> str:
 def render_html(report: Report, path: Path) -> None:
     """Writes the page to `path`."""
     figures = {name: figure for name, figure in _figures(report).items() if figure["data"]}
-    sections = "".join(f'<section><h2>{escape(figure["title"])}</h2><div id="{name}" class="chart"></div></section>' for name, figure in figures.items())
-    page = _PAGE.format(
+    sections = "".join(
+        f'<section><h2>{escape(figure["title"])}</h2><div id="{name}" class="chart"></div></section>'
+        for name, figure in figures.items()
+    )
+    page = PAGE.format(
         policy=_POLICY,
         title=escape(report.run_dir.name),
         plotly=_script(),
@@ -57,15 +63,19 @@ def _embedded(value: object) -> str:
 
 
 def _plain(sample: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value if isinstance(value, int | float | str | bool) or value is None else str(value) for key, value in sample.items()}
+    kept = {
+        key: value if isinstance(value, int | float | str | bool) or value is None else str(value)
+        for key, value in sample.items()
+    }
     return {key: None if isinstance(value, float) and value != value else value for key, value in kept.items()}
 
 
 def _verdict(report: Report) -> str:
     if report.verdict is None:
         return "<p>No iteration is complete: no verdict.</p>"
+    step = max(1e-12, report.verdict.step_seconds)
     others = "".join(
-        f"<li>{escape(other.role)}: {escape(str(other.cause))}, -{100 * other.gain_seconds / max(1e-12, report.verdict.step_seconds):.0f} %</li>"
+        f"<li>{escape(other.role)}: {escape(str(other.cause))}, -{100 * other.gain_seconds / step:.0f} %</li>"
         for other in report.verdict.others
     )
     listed = f"<p>What else would shorten the step:</p><ul>{others}</ul>" if others else ""
@@ -75,7 +85,9 @@ def _verdict(report: Report) -> str:
 def _roles(report: Report) -> str:
     rows = []
     for entry in role_table(report):
-        whom = ", ".join(f"{escape(name)} {seconds:.2f}" for name, seconds in entry["waiting"].items() if seconds >= 0.005)
+        whom = ", ".join(
+            f"{escape(name)} {seconds:.2f}" for name, seconds in entry["waiting"].items() if seconds >= 0.005
+        )
         numbers = (entry["busy"], entry["transfer"], sum(entry["waiting"].values()), entry["idle"])
         cells = "".join(f"<td>{number:.2f}</td>" for number in numbers)
         rows.append(f"<tr><td>{escape(entry['role'])}</td>{cells}<td>{whom}</td></tr>")
@@ -103,16 +115,42 @@ def _gantt(detail: IterationDetail) -> Figure:
             trace["base"].append(segment.start - detail.timeline.start)
             trace["text"].append(task.key)
     data = [
-        {"type": "bar", "orientation": "h", "name": name, "marker": {"color": COLOURS[kind]}, "textposition": "none", "hovertemplate": "%{text}: %{x:.3f} s from %{base:.3f} s", **by_kind[name]}
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "marker": {"color": COLOURS[kind]},
+            "textposition": "none",
+            "hovertemplate": "%{text}: %{x:.3f} s from %{base:.3f} s",
+            **by_kind[name],
+        }
         for kind, name in ((kind, str(kind)) for kind in COLOURS)
         if name in by_kind
-    ]  # fmt: skip
-    path = [(s.start - detail.timeline.start, s.end - detail.timeline.start, s.role) for s in detail.times.path if s.role in {t.role for t in detail.timeline.tasks.values()}]
+    ]
+    path = [
+        (s.start - detail.timeline.start, s.end - detail.timeline.start, s.role)
+        for s in detail.times.path
+        if s.role in {t.role for t in detail.timeline.tasks.values()}
+    ]
     xs: list[float | None] = [x for begin, end, _ in path for x in (begin, end, None)]
     ys: list[str | None] = [y for *_, role in path for y in (role, role, None)]
-    data.append({"type": "scatter", "mode": "lines", "name": "critical path", "x": xs, "y": ys, "line": {"color": "#c2262e", "width": 3}, "hoverinfo": "skip"})
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "critical path",
+            "x": xs,
+            "y": ys,
+            "line": {"color": "#c2262e", "width": 3},
+            "hoverinfo": "skip",
+        }
+    )
     layout = {"barmode": "overlay", "xaxis": {"title": {"text": "seconds"}}, "yaxis": {"autorange": "reversed"}}
-    return {"title": f"Roles over time: {detail.why} iteration ({detail.times.iteration})", "data": data, "layout": layout}
+    return {
+        "title": f"Roles over time: {detail.why} iteration ({detail.times.iteration})",
+        "data": data,
+        "layout": layout,
+    }
 
 
 def _bars(report: Report) -> Figure:
@@ -127,88 +165,80 @@ def _bars(report: Report) -> Figure:
     x = [summary.times.iteration for summary in chosen]
     text = [summary.verdict.line[:120] for summary in chosen]
     data = [
-        {"type": "bar", "name": role, "x": x, "y": [round(value, 6) for value in values], "marker": {"color": _PALETTE[i % len(_PALETTE)]}, "text": text, "textposition": "none", "hovertemplate": "%{x}: %{y:.3f} s<br>%{text}"}
+        {
+            "type": "bar",
+            "name": role,
+            "x": x,
+            "y": [round(value, 6) for value in values],
+            "marker": {"color": _PALETTE[i % len(_PALETTE)]},
+            "text": text,
+            "textposition": "none",
+            "hovertemplate": "%{x}: %{y:.3f} s<br>%{text}",
+        }
         for i, (role, values) in enumerate(by_role.items())
-    ]  # fmt: skip
-    layout = {"barmode": "stack", "xaxis": {"title": {"text": "iteration"}}, "yaxis": {"title": {"text": "seconds on the critical path"}}}
+    ]
+    layout = {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": "iteration"}},
+        "yaxis": {"title": {"text": "seconds on the critical path"}},
+    }
     return {"title": "Where each step's time went", "data": data, "layout": layout}
 
 
 def _curves(report: Report) -> Figure:
     """Learning curves; the first ones shown, the rest a click away in the legend."""
     first = ("reward/", "validation/", "actor/", "critic/", "rollout/")
-    names = sorted(report.metrics, key=lambda name: (next((i for i, p in enumerate(first) if name.startswith(p)), len(first)), name))
+    names = sorted(
+        report.metrics,
+        key=lambda name: (next((i for i, p in enumerate(first) if name.startswith(p)), len(first)), name),
+    )
     data = [
-        {"type": "scatter", "mode": "lines", "name": name, "x": [i for i, _ in report.metrics[name]], "y": [v for _, v in report.metrics[name]], "visible": True if index < 1 else "legendonly"}
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": [i for i, _ in report.metrics[name]],
+            "y": [v for _, v in report.metrics[name]],
+            "visible": True if index < 1 else "legendonly",
+        }
         for index, name in enumerate(names[:_MAX_CURVES])
-    ]  # fmt: skip
+    ]
     return {"title": "Learning curves", "data": data, "layout": {"xaxis": {"title": {"text": "iteration"}}}}
 
 
 def _lengths(report: Report) -> Figure:
     edges = list(report.length_histogram)
-    data = [{"type": "bar", "x": [str(edge) for edge in edges], "y": list(report.length_histogram.values()), "marker": {"color": "#2f6f9f"}}] if edges else []
-    layout = {"xaxis": {"title": {"text": "tokens (lower edge)"}, "type": "category"}, "yaxis": {"title": {"text": "responses"}}, "bargap": 0.02}
+    data = (
+        [
+            {
+                "type": "bar",
+                "x": [str(edge) for edge in edges],
+                "y": list(report.length_histogram.values()),
+                "marker": {"color": "#2f6f9f"},
+            }
+        ]
+        if edges
+        else []
+    )
+    layout = {
+        "xaxis": {"title": {"text": "tokens (lower edge)"}, "type": "category"},
+        "yaxis": {"title": {"text": "responses"}},
+        "bargap": 0.02,
+    }
     return {"title": "Response lengths", "data": data, "layout": layout}
 
 
 def _tail(report: Report) -> Figure:
     data = [
-        {"type": "scatter", "mode": "lines", "line": {"shape": "hv"}, "name": f"{name} ({slots} slots)", "x": [t for t, _ in series], "y": [n for _, n in series]}
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"shape": "hv"},
+            "name": f"{name} ({slots} slots)",
+            "x": [t for t, _ in series],
+            "y": [n for _, n in series],
+        }
         for name, slots, series in report.running[:64]
-    ]  # fmt: skip
+    ]
     layout = {"xaxis": {"title": {"text": "seconds"}}, "yaxis": {"title": {"text": "sequences running"}}}
     return {"title": "Long tail: sequences running in each engine", "data": data, "layout": layout}
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 1100px; color: #222 }}
-table {{ border-collapse: collapse; width: 100% }} td, th {{ border-bottom: 1px solid #ddd; padding: 4px 8px; text-align: left; vertical-align: top }}
-td {{ white-space: pre-wrap; overflow-wrap: anywhere }} th {{ cursor: pointer }}
-.verdict {{ font-size: 1.2em; border-left: 4px solid #c2262e; padding-left: 10px }} .chart {{ height: 380px }}
-#search {{ width: 60%; padding: 6px }}
-</style><script>{plotly}</script></head><body>
-<h1>{title}</h1>{verdict}<h2>Seconds a step, by role</h2>{roles}{sections}
-<section id="samples"><h2>Samples</h2><input id="search" placeholder="search"><span id="found"></span><table id="rows"></table></section>
-<h2>Missing</h2><ul>{missing}</ul>
-<script>
-const figures = {figures};
-for (const [name, figure] of Object.entries(figures)) {{
-  Plotly.newPlot(name, figure.data, {{margin: {{t: 10, l: 110}}, ...figure.layout}}, {{responsive: true, displaylogo: false}});
-}}
-const samples = {samples};
-const columns = [...new Set(samples.flatMap(row => Object.keys(row)))];
-let sorted = null, direction = 1;
-function draw() {{
-  const wanted = document.getElementById('search').value.toLowerCase();
-  let rows = samples.filter(row => columns.some(c => String(row[c] ?? '').toLowerCase().includes(wanted)));
-  if (sorted !== null) {{
-    rows = [...rows].sort((a, b) => {{
-      const x = a[sorted] ?? '', y = b[sorted] ?? '';
-      return direction * (typeof x === 'number' && typeof y === 'number' ? x - y : String(x).localeCompare(String(y)));
-    }});
-  }}
-  const table = document.getElementById('rows');
-  table.replaceChildren();
-  const head = table.insertRow();
-  for (const column of columns) {{
-    const cell = document.createElement('th');
-    cell.textContent = column + (column === sorted ? (direction > 0 ? ' \\u2191' : ' \\u2193') : '');
-    cell.onclick = () => {{ direction = column === sorted ? -direction : 1; sorted = column; draw(); }};
-    head.appendChild(cell);
-  }}
-  for (const row of rows) {{
-    const line = table.insertRow();
-    for (const column of columns) line.insertCell().textContent = row[column] ?? '';
-  }}
-  document.getElementById('found').textContent = ' ' + rows.length + ' of ' + samples.length;
-}}
-document.getElementById('search').oninput = draw;
-if (samples.length) draw(); else document.getElementById('samples').hidden = true;
-</script></body></html>
-"""

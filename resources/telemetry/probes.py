@@ -3,6 +3,7 @@
 torch is never imported here: its figures are read only in a process that has it already.
 """
 
+import importlib
 import os
 import sys
 import time
@@ -48,7 +49,7 @@ def _accelerator_facts() -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"peak_memory_bytes": torch.cuda.max_memory_allocated()}
     try:
-        import pynvml
+        pynvml = importlib.import_module("pynvml")
     except ImportError:
         return facts
     try:

@@ -76,13 +76,13 @@ class SpanReader:
 
     def _see_run(self, record: RunRecord) -> None:
         self.run = record
-        if record.schema != SCHEMA_VERSION:
-            age = "older" if record.schema < SCHEMA_VERSION else "newer"
-            self._notes[
-                f"written by an {age} version (schema {record.schema}, this is {SCHEMA_VERSION}): unknown fields were kept as facts, absent ones are taken as 0"
-                if age == "older"
-                else f"written by a newer version (schema {record.schema}, this is {SCHEMA_VERSION}): what it added is ignored"
-            ] += 1
+        if record.schema < SCHEMA_VERSION:
+            age, effect = "an older", "what it did not record is taken as 0"
+        elif record.schema > SCHEMA_VERSION:
+            age, effect = "a newer", "what it added is ignored"
+        else:
+            return
+        self._notes[f"written by {age} version (schema {record.schema}, this is {SCHEMA_VERSION}): {effect}"] += 1
 
     def _closed(self, key: tuple[int, int], tasks: list[TaskSpan], span: IterationSpan | None) -> IterationRecord:
         self._tasks_of[key[0]] = [task.task for task in tasks]
@@ -112,7 +112,8 @@ class SpanReader:
                 if upstream is None or upstream.node == task.node or begin >= upstream.ended - CLOCK_SLACK_SECONDS:
                     continue
                 self._notes[
-                    f"clocks of nodes {upstream.node or '(unnamed)'} and {task.node or '(unnamed)'} differ and no offset was recorded:"
+                    f"clocks of nodes {upstream.node or '(unnamed)'} and {task.node or '(unnamed)'} differ"
+                    " and no offset was recorded:"
                     f" {task.task} starts before {name} ended; overlaps are cut"
                 ] += 1
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from resources.telemetry.attribution import IterationTimes, attribute
-from resources.telemetry.causes import Candidate, Thresholds, find_candidates
+from resources.telemetry.causes import DEFAULT_THRESHOLDS, Candidate, Thresholds
+from resources.telemetry.detectors import find_candidates
 from resources.telemetry.profile import measure_profile
 from resources.telemetry.reader import IterationRecord, SpanReader
 from resources.telemetry.search import SearchResult, search_topology
@@ -92,7 +93,7 @@ class Report:
 
 
 def build_report(
-    run_dir: Path, *, thresholds: Thresholds = Thresholds(), samples: Sequence[Mapping[str, Any]] | None = None
+    run_dir: Path, *, thresholds: Thresholds = DEFAULT_THRESHOLDS, samples: Sequence[Mapping[str, Any]] | None = None
 ) -> Report:
     """Report of a run directory, whatever state it is in.
 
@@ -159,19 +160,20 @@ class _Collector:
     def _keep_detail(self, timeline: Timeline, times: IterationTimes) -> None:
         self._last = IterationDetail(why="last", timeline=timeline, times=times)
         is_warm_up = len(self._summaries) == 1
-        if not is_warm_up and times.is_complete:
-            if self._slowest is None or times.step_seconds > self._slowest.times.step_seconds:
-                self._slowest = replace(self._last, why="slowest")
+        slowest = self._slowest.times.step_seconds if self._slowest is not None else 0.0
+        if not is_warm_up and times.is_complete and times.step_seconds > slowest:
+            self._slowest = replace(self._last, why="slowest")
 
     def _fold_facts(self, task: TaskSpan) -> None:
-        role = role_of(task)
+        by_name = self._facts[role_of(task)]
         for rank in task.ranks:
             for key, value in rank.facts.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    entry = self._facts[role][key]
+                if type(value) is float or type(value) is int:  # the hot loop of a long run; bool is no figure
+                    entry = by_name[key]
                     entry[0] += value
                     entry[1] += 1
-                    entry[2] = max(entry[2], value)
+                    if value > entry[2]:
+                        entry[2] = value
         sources = [task.facts] if "response_length_histogram" in task.facts else [rank.facts for rank in task.ranks]
         for facts in sources:
             for edge, count in facts.get("response_length_histogram", {}).items():
@@ -223,11 +225,22 @@ class _Collector:
         if len(details) == 2 and details[0].times.iteration == details[1].times.iteration:
             details = details[:1]
         return Report(
-            run_dir=run_dir, run=reader.run, verdict=verdict, iterations=tuple(ordered), details=tuple(details),
-            role_facts=tuple(RoleFacts(role=role, values={key: _folded(key, entry) for key, entry in facts.items()}) for role, facts in self._facts.items()),
-            graders=tuple(self._graders.values()), length_histogram=dict(sorted(self._lengths.items())),
-            running=_running_of(details[0]) if details else (), metrics=metrics, samples=tuple(samples), missing=tuple(notes),
-        )  # fmt: skip
+            run_dir=run_dir,
+            run=reader.run,
+            verdict=verdict,
+            iterations=tuple(ordered),
+            details=tuple(details),
+            role_facts=tuple(
+                RoleFacts(role=role, values={key: _folded(key, entry) for key, entry in facts.items()})
+                for role, facts in self._facts.items()
+            ),
+            graders=tuple(self._graders.values()),
+            length_histogram=dict(sorted(self._lengths.items())),
+            running=_running_of(details[0]) if details else (),
+            metrics=metrics,
+            samples=tuple(samples),
+            missing=tuple(notes),
+        )
 
 
 def _folded(key: str, entry: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""What happens inside an engine while it samples: slots over time, long tail, starvation, KV cache, response lengths."""
+"""What happens inside an engine while it samples: slots over time, long tail, starvation, KV cache, lengths."""
 
 import math
 import time

@@ -42,8 +42,8 @@ def search_topology(
     """Best layout of the run's roles on `accelerators` ranks.
 
     Batch and group size are those of `base` (the measured layout when None); roles that need no accelerator keep their
-    workers, on a pool of CPUs. `allowed` may refuse a partition (lists of roles that share a pool). Raises ValueError if no layout fits: too few accelerators for the engine, or too little
-    memory.
+    workers, on a pool of CPUs. `allowed` may refuse a partition (lists of roles that share a pool). Raises ValueError
+    if no layout fits: too few accelerators for the engine, or too little memory.
     """
     if accelerators < 1:
         raise ValueError(f"accelerators is {accelerators}; a layout has at least 1")
@@ -69,7 +69,7 @@ def search_topology(
     if not best_of:
         raise ValueError(
             f"no layout of {', '.join(roles)} fits on {accelerators} accelerators"
-            f" (engine: tensor_parallel {start.tensor_parallel}; memory per accelerator: {profile.accelerator_bytes:.0f} bytes)"
+            f" (tensor_parallel {start.tensor_parallel}, {profile.accelerator_bytes:.0f} bytes of memory each)"
         )
     final = sorted((predict(profile, found.topology) for found in best_of), key=lambda found: found.step_seconds)
     return SearchResult(
@@ -163,7 +163,7 @@ class _Climber:
 
 
 def fits_memory(profile: RunProfile, topology: Topology) -> bool:
-    """Whether the measured peaks fit: training states shrink with ranks, an engine's share does not. True if unmeasured."""
+    """Whether the measured peaks fit: training states shrink with ranks, an engine's do not. True if unmeasured."""
     if not profile.accelerator_bytes:
         return True
     peak: dict[str, float] = {}

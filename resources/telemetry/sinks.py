@@ -20,7 +20,8 @@ def _imported(module: str, sink: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"telemetry.sinks names {sink!r}, which needs the package {package} ({error}); install it: pip install 'callsheet[{sink}]'"
+            f"telemetry.sinks names {sink!r}, which needs the package {package} ({error});"
+            f" install it: pip install 'callsheet[{sink}]'"
         ) from error
 
 
@@ -76,7 +77,7 @@ SINKS: dict[str, type[TensorBoardSink] | type[WandbSink] | type[MlflowSink]] = {
 
 
 def open_sinks(names: tuple[str, ...] | list[str], run_dir: Path) -> list[Sink]:
-    """The sinks of `telemetry.sinks`. Raises ValueError for an unknown name, ImportError (with the way out) for a missing extra."""
+    """The sinks of `telemetry.sinks`. Raises ValueError for an unknown name, ImportError for a missing extra."""
     unknown = [name for name in names if name not in SINKS]
     if unknown:
         raise ValueError(f"telemetry.sinks has {unknown}; known are {sorted(SINKS)}")

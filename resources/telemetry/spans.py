@@ -17,11 +17,14 @@ Facts = Mapping[str, Any]
 
 
 def _known(cls: type, record: Mapping[str, Any], names: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record's keys that are fields of `cls`, and the rest. Raises ValueError for a record that is not an object."""
+    """The record's keys that are fields of `cls`, and the rest. Raises ValueError for what is no JSON object."""
     if not isinstance(record, Mapping):
         raise ValueError(f"a {cls.__name__} is written as a JSON object, not as {record!r}")
-    known = {key: value for key, value in record.items() if key in names}
-    return known, {key: value for key, value in record.items() if key not in names}
+    known: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for key, value in record.items():
+        (known if key in names else facts)[key] = value
+    return known, facts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +201,7 @@ class PoolRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """First line of a run (and again after each resume): what the what-if needs to know about the hardware and batch."""
+    """First line of a run, again after each resume: what a what-if needs to know of hardware and batch."""
 
     RECORD: ClassVar[str] = "run"
 
@@ -271,7 +274,7 @@ def encode(record: Record) -> str:
 
 
 def decode(line: str | bytes) -> Record:
-    """The record of one line. Raises ValueError (with what is wrong) for anything else; a line without `record` is a task."""
+    """The record of one line; one without `record` is a task. Raises ValueError, with what is wrong, else."""
     record = json.loads(line)
     if not isinstance(record, dict):
         raise ValueError(f"a record is a JSON object, not {type(record).__name__}")

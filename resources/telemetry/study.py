@@ -12,7 +12,7 @@ from resources.telemetry.flops import PEAK_FLOPS
 from resources.telemetry.profile import GraderProfile, RolloutProfile, RunProfile, TaskProfile
 from resources.telemetry.search import search_topology
 from resources.telemetry.topology import Topology, measured_topology
-from resources.telemetry.whatif import Prediction, predict
+from resources.telemetry.whatif import Prediction
 
 PEAK = PEAK_FLOPS["H100"]
 TRAINING_UTILISATION = 0.35
@@ -53,9 +53,19 @@ class Answer:
 
 
 WORKLOADS: tuple[Workload, ...] = (
-    *(Workload(parameters=p, response_tokens=t, reward="rule", accelerators=n) for p in _LAYER_BYTES for t in (256, 2048, 8192) for n in (8, 64)),
-    *(Workload(parameters=7e9, response_tokens=t, reward=r, accelerators=n) for r in ("judge", "model") for t in (256, 2048) for n in (8, 64)),
-)  # fmt: skip
+    *(
+        Workload(parameters=p, response_tokens=t, reward="rule", accelerators=n)
+        for p in _LAYER_BYTES
+        for t in (256, 2048, 8192)
+        for n in (8, 64)
+    ),
+    *(
+        Workload(parameters=7e9, response_tokens=t, reward=r, accelerators=n)
+        for r in ("judge", "model")
+        for t in (256, 2048)
+        for n in (8, 64)
+    ),
+)
 
 
 def synthetic_profile(work: Workload) -> RunProfile:
@@ -73,15 +83,32 @@ def synthetic_profile(work: Workload) -> RunProfile:
         ("reference", "reference", ("rollout",), score(forward), weights / _MEASURED_RANKS),
         ("actor-log-probs", "actor", ("rollout",), score(forward), states + 10e9),
         ("critic-values", "critic", ("rollout",), score(forward), states + 10e9),
-        ("reward", "reward", ("rollout",), score(forward if work.reward == "model" else 8.0), weights / _MEASURED_RANKS),
+        (
+            "reward",
+            "reward",
+            ("rollout",),
+            score(forward if work.reward == "model" else 8.0),
+            weights / _MEASURED_RANKS,
+        ),
         ("advantage", "advantage", ("reference", "actor-log-probs", "critic-values", "reward"), (0.1, 0.1), 0.0),
         ("critic-update", "critic", ("advantage",), train(update), states + 10e9),
         ("actor-update", "actor", ("advantage",), train(update), states + 10e9),
         ("weight-sync", "actor", ("actor-update", "critic-update"), (1.0, 1.0), 0.0),
     )
-    tasks = {"rollout": TaskProfile(task="rollout", role="rollout", upstream=(), num_ranks=_MEASURED_RANKS, seconds=(1.0,), memory_bytes=weights / tensor_parallel + 12e9)}  # fmt: skip
+    tasks = {
+        "rollout": TaskProfile(
+            task="rollout",
+            role="rollout",
+            upstream=(),
+            num_ranks=_MEASURED_RANKS,
+            seconds=(1.0,),
+            memory_bytes=weights / tensor_parallel + 12e9,
+        )
+    }
     for name, role, upstream, (seconds, fixed), memory in graph:
-        communication = COMMUNICATION_SHARE * (seconds - fixed) if role in ("actor", "critic") and seconds > fixed else 0.0
+        communication = (
+            COMMUNICATION_SHARE * (seconds - fixed) if role in ("actor", "critic") and seconds > fixed else 0.0
+        )
         tasks[name] = TaskProfile(
             task=name, role=role, upstream=upstream, num_ranks=_MEASURED_RANKS, seconds=(seconds,), fixed_seconds=fixed,
             communication_seconds=communication, overhead_seconds=0.02, memory_bytes=memory,
@@ -90,12 +117,21 @@ def synthetic_profile(work: Workload) -> RunProfile:
     if work.reward == "model":
         roles["reward"] = "main"
     return RunProfile(
-        tasks=tasks, rollout=_rollout(work, tensor_parallel), grader=_grader(work, rows), pools={"main": _MEASURED_RANKS, "cpu": _MEASURED_RANKS},
-        accelerator_pools=frozenset({"main"}), roles=roles, colocate={}, cores=0.0, prompts_per_iteration=PROMPTS, group_size=GROUP_SIZE,
-        accelerator_bytes=ACCELERATOR_BYTES, sync_seconds_split=0.5 + weights / NETWORK_BYTES_PER_SECOND,
+        tasks=tasks,
+        rollout=_rollout(work, tensor_parallel),
+        grader=_grader(work, rows),
+        pools={"main": _MEASURED_RANKS, "cpu": _MEASURED_RANKS},
+        accelerator_pools=frozenset({"main"}),
+        roles=roles,
+        colocate={},
+        cores=0.0,
+        prompts_per_iteration=PROMPTS,
+        group_size=GROUP_SIZE,
+        accelerator_bytes=ACCELERATOR_BYTES,
+        sync_seconds_split=0.5 + weights / NETWORK_BYTES_PER_SECOND,
         sync_seconds_fused=0.5 + weights / _MEASURED_RANKS / HOST_LINK_BYTES_PER_SECOND,
         switch_seconds=1.0 + 2 * (states + weights) / HOST_LINK_BYTES_PER_SECOND,
-    )  # fmt: skip
+    )
 
 
 def _rollout(work: Workload, tensor_parallel: int) -> RolloutProfile:
@@ -108,9 +144,13 @@ def _rollout(work: Workload, tensor_parallel: int) -> RolloutProfile:
     return RolloutProfile(
         num_engines=_MEASURED_RANKS // tensor_parallel,
         step_seconds=0.004 + 2.0 * work.parameters / tensor_parallel / MEMORY_BYTES_PER_SECOND,
-        token_seconds=(2.0 * work.parameters / (PEAK * SCORING_UTILISATION) + cache / MEMORY_BYTES_PER_SECOND) / tensor_parallel,
-        overhead_seconds=0.5, slots=SLOTS, length_edges=(*edges, edges[-1]), length_weights=tuple(s / sum(shares) for s in shares),
-    )  # fmt: skip
+        token_seconds=(2.0 * work.parameters / (PEAK * SCORING_UTILISATION) + cache / MEMORY_BYTES_PER_SECOND)
+        / tensor_parallel,
+        overhead_seconds=0.5,
+        slots=SLOTS,
+        length_edges=(*edges, edges[-1]),
+        length_weights=tuple(s / sum(shares) for s in shares),
+    )
 
 
 def _grader(work: Workload, rows: int) -> GraderProfile | None:
@@ -145,20 +185,32 @@ def compare(work: Workload) -> Answer:
 def table(workloads: Sequence[Workload] = WORKLOADS) -> str:
     """The Markdown table."""
     lines = [
-        "| model | response tokens | reward | accelerators | fused s | split s | split, async_depth 1 s | best on-policy | best split |",
+        "| model | response tokens | reward | accelerators | fused s | split s | split, async_depth 1 s"
+        " | best on-policy | best split |",
         "|--:|--:|---|--:|--:|--:|--:|---|---|",
     ]
     for work in workloads:
         answer = compare(work)
-        steps = [f"{found.step_seconds:.1f}" if found is not None else "does not fit" for found in (answer.fused, answer.split, answer.split_async)]
-        cells = (f"{work.parameters / 1e9:g}B", str(work.response_tokens), work.reward, str(work.accelerators), *steps, _winner(answer), _sizes(answer))
+        steps = [
+            f"{found.step_seconds:.1f}" if found is not None else "does not fit"
+            for found in (answer.fused, answer.split, answer.split_async)
+        ]
+        cells = (
+            f"{work.parameters / 1e9:g}B",
+            str(work.response_tokens),
+            work.reward,
+            str(work.accelerators),
+            *steps,
+            _winner(answer),
+            _sizes(answer),
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _winner(answer: Answer) -> str:
     if answer.fused is None or answer.split is None:
-        return "split" if answer.fused is None else "fused"
+        return "neither" if answer.fused is answer.split else "split" if answer.fused is None else "fused"
     ratio = answer.split.step_seconds / answer.fused.step_seconds
     if abs(ratio - 1) < 0.05:
         return "either"
@@ -173,8 +225,6 @@ def _sizes(answer: Answer) -> str:
     topology: Topology = min(found, key=lambda prediction: prediction.step_seconds).topology
     return ", ".join(f"{name} {ranks}" for name, ranks in topology.pools.items() if name in topology.accelerator_pools)
 
-
-__all__ = ["WORKLOADS", "Answer", "Workload", "compare", "predict", "synthetic_profile", "table"]
 
 if __name__ == "__main__":
     print(table(), end="")

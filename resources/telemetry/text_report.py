@@ -7,7 +7,15 @@ from resources.telemetry.report import Report, role_table
 from resources.telemetry.search import SearchResult
 from resources.telemetry.whatif import Prediction
 
-_FACT_NAMES = ("tokens_per_second", "flop_utilisation", "micro_batch_fill", "peak_memory_bytes", "kv_cache_use_max", "preemptions", "nonfinite_steps")  # fmt: skip
+_FACT_NAMES = (
+    "tokens_per_second",
+    "flop_utilisation",
+    "micro_batch_fill",
+    "peak_memory_bytes",
+    "kv_cache_use_max",
+    "preemptions",
+    "nonfinite_steps",
+)
 
 
 def render_text(report: Report, width: int = 110) -> str:
@@ -41,7 +49,14 @@ def _print(console: Console, report: Report) -> None:
         table = Table("grader", "kind", "calls", "slow", "p50 s", "p95 s", "max s", "time-outs", title="Graders")
         for grader in report.graders:
             numbers = [f"{grader.get(key, 0.0):.3f}" for key in ("p50_seconds", "p95_seconds", "max_seconds")]
-            table.add_row(str(grader.get("name", "?")), str(grader.get("kind", "?")), str(grader["calls"]), str(grader["slow_calls"]), *numbers, str(grader["timeouts"]))  # fmt: skip
+            table.add_row(
+                str(grader.get("name", "?")),
+                str(grader.get("kind", "?")),
+                str(grader["calls"]),
+                str(grader["slow_calls"]),
+                *numbers,
+                str(grader["timeouts"]),
+            )
         console.print(table)
     _print_facts(console, report)
     for note in report.missing:
@@ -86,7 +101,8 @@ def render_prediction(prediction: Prediction, measured_seconds: float | None = N
         console.print(prediction.topology.describe(), markup=False)
         against = ""
         if measured_seconds:
-            against = f" ({100 * (prediction.step_seconds / measured_seconds - 1):+.0f} % against the measured {measured_seconds:.3f} s)"
+            change = 100 * (prediction.step_seconds / measured_seconds - 1)
+            against = f" ({change:+.0f} % against the measured {measured_seconds:.3f} s)"
         console.print(f"step {prediction.step_seconds:.3f} s{against}, {prediction.rows_per_second:.1f} responses/s")
         console.print(
             f"bottleneck {prediction.bottleneck}: {100 * prediction.bottleneck_share:.0f} % of the critical path"
@@ -110,5 +126,8 @@ def render_search(result: SearchResult, width: int = 110) -> str:
                 f"{found.step_seconds:.3f}", f"{found.rows_per_second:.1f}", found.bottleneck, found.topology.describe()
             )
         console.print(table)
-        console.print(f"{result.num_tried} layouts tried in {result.seconds:.1f} s" + ("" if result.is_complete else "; the time limit ended the search"))  # fmt: skip
+        console.print(
+            f"{result.num_tried} layouts tried in {result.seconds:.1f} s"
+            + ("" if result.is_complete else "; the time limit ended the search")
+        )
     return capture.get()

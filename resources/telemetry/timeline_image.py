@@ -32,7 +32,8 @@ def timeline_svg(timeline: Timeline, title: str = "", path: list[Segment] | None
                 shapes += [_bar(s, timeline.start, scale, y, (s.task, s.kind) in on_path) for s in task.segments]
     shapes += _axis(timeline.step_seconds, scale, _TOP + _ROW * len(roles) + 4)
     style = "font-family:sans-serif;font-size:11px"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}" style="{style}">'
+    size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{style}">'
     return f'{head}<rect width="100%" height="100%" fill="#ffffff"/>{"".join(shapes)}</svg>'.encode()
 
 

@@ -74,7 +74,7 @@ class Timers:
         idle = step_seconds - self._top_seconds
         if idle < -1e-6 * max(1.0, step_seconds):
             raise ValueError(
-                f"timers ran {self._top_seconds:.6f} s inside a step of {step_seconds:.6f} s; the step must contain them"
+                f"timers ran {self._top_seconds:.6f} s inside a step of {step_seconds:.6f} s, which must contain them"
             )
         return max(0.0, idle)
 

@@ -73,7 +73,11 @@ class Topology:
         """One line: pools with ranks and roles."""
         parts = []
         for name, ranks in self.pools.items():
-            roles = [role + ("" if self.style_of(role) == "shared" else f" ({self.style_of(role)})") for role in self.roles if self.roles[role] == name]  # fmt: skip
+            roles = [
+                role + ("" if self.style_of(role) == "shared" else f" ({self.style_of(role)})")
+                for role in self.roles
+                if self.roles[role] == name
+            ]
             parts.append(f"{name}[{ranks}]: {', '.join(roles) or 'empty'}")
         return "; ".join(parts) + (f"; async_depth {self.async_depth}" if self.async_depth else "")
 
@@ -134,19 +138,25 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
                 colocate[role] = value
             case ["roles", "rollout", ("tensor_parallel" as name)]:
                 plain[name] = _whole(key, value)
-            case ["rollout", ("group_size" | "max_running_sequences") as name] | ["data", ("prompts_per_iteration" as name)]:
+            case ["rollout", ("group_size" | "max_running_sequences") as name] | [
+                "data",
+                ("prompts_per_iteration" as name),
+            ]:
                 plain[name] = _whole(key, value)
             case [("async_depth" | "cores") as name]:
                 plain[name] = _whole(key, value)
             case _:
                 raise ValueError(
-                    f"{key!r} is nothing a what-if can change; it can change pools.NAME.bundles, roles.ROLE.pool and .colocate"
+                    f"{key!r} is nothing a what-if can change; it can change pools.NAME.bundles, roles.ROLE.pool"
+                    " and .colocate"
                     f" (roles here: {', '.join(sorted(roles))}), roles.rollout.tensor_parallel, rollout.group_size,"
                     " rollout.max_running_sequences, data.prompts_per_iteration, async_depth, cores"
                 )
     used = set(roles.values())
     kept = {name: ranks for name, ranks in pools.items() if name in used}
-    return replace(base, pools=kept, roles=roles, colocate=colocate, accelerator_pools=frozenset(accelerated & used), **plain)
+    return replace(
+        base, pools=kept, roles=roles, colocate=colocate, accelerator_pools=frozenset(accelerated & used), **plain
+    )
 
 
 def _whole(key: str, value: str) -> int:

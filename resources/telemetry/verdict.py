@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resources.telemetry.advice import change_for, evidence_for
-from resources.telemetry.causes import GRADER_CAUSES, Candidate, Cause, Thresholds, find_candidates, is_rare
+from resources.telemetry.causes import DEFAULT_THRESHOLDS, GRADER_CAUSES, Candidate, Cause, Thresholds, is_rare
+from resources.telemetry.detectors import find_candidates
 from resources.telemetry.timeline import Timeline
 
 BALANCED_ROLE = "none"
@@ -69,13 +70,13 @@ class Verdict:
         }
 
 
-def judge(timeline: Timeline, thresholds: Thresholds = Thresholds()) -> Verdict:
+def judge(timeline: Timeline, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> Verdict:
     """Verdict on one iteration."""
     return choose(find_candidates(timeline, thresholds), timeline.step_seconds, thresholds)
 
 
 def judge_run(
-    candidates: Iterable[Sequence[Candidate]], step_seconds: float, thresholds: Thresholds = Thresholds()
+    candidates: Iterable[Sequence[Candidate]], step_seconds: float, thresholds: Thresholds = DEFAULT_THRESHOLDS
 ) -> Verdict:
     """Verdict on a run: candidates of its iterations, whose steps took `step_seconds` together."""
     groups: dict[tuple[str, Cause], list[Candidate]] = defaultdict(list)
@@ -90,8 +91,10 @@ def judge_run(
     return verdict
 
 
-def choose(candidates: Sequence[Candidate], step_seconds: float, thresholds: Thresholds = Thresholds()) -> Verdict:
-    """The dearest specific cause worth naming; without one, the role that computes for most of the step; else balanced."""
+def choose(
+    candidates: Sequence[Candidate], step_seconds: float, thresholds: Thresholds = DEFAULT_THRESHOLDS
+) -> Verdict:
+    """The dearest specific cause worth naming; else the role that computes for most of the step; else balanced."""
     step = max(step_seconds, 1e-12)
     specific = [
         c for c in candidates if c.cause is not Cause.COMPUTE_BOUND and c.gain_seconds >= thresholds.named_gain * step
@@ -123,7 +126,7 @@ def choose(candidates: Sequence[Candidate], step_seconds: float, thresholds: Thr
 
 
 def _summed(role: str, cause: Cause, group: Sequence[Candidate], count: int, thresholds: Thresholds) -> Candidate:
-    """One candidate for the run: gain per iteration; evidence summed, highest or mean, words from the dearest iteration."""
+    """One candidate for the run: gain per iteration; evidence summed, highest or mean; words of the dearest."""
     dearest = max(group, key=lambda candidate: candidate.gain_seconds)
     evidence: dict[str, float | str] = {}
     for key, sample in dearest.evidence.items():

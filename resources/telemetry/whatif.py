@@ -146,7 +146,8 @@ def _job(
         delay=task.overhead_seconds + task.transfer_seconds * rows_ratio,
         seconds=seconds * task.frequency,
         locks=tuple(locks),
-        cores=task.cores_per_rank * (task.num_ranks if "weight" in task.task else ranks),  # a sync has the same work on any ranks
+        cores=task.cores_per_rank
+        * (task.num_ranks if "weight" in task.task else ranks),  # a sync has the same work on any ranks
         accelerator=pool if is_accelerated else "",
     )
 
@@ -160,7 +161,7 @@ def _rollout_locks(topology: Topology) -> set[str]:
 
 
 def training_seconds(task: TaskProfile, ranks: int, rows: int, rows_ratio: float) -> float:
-    """Slowest rank of a training or scoring task on `ranks` ranks with `rows` rows (`rows_ratio` times the measured ones).
+    """Slowest rank of a training or scoring task on `ranks` ranks with `rows` rows, `rows_ratio` times the measured.
 
     (mean - fixed) * measured ranks / ranks * rows ratio, times what a remainder of rows adds to one rank, times the
     measured skew; plus the fixed part; plus collectives, scaled as a ring's (r - 1) / r and with _LATENCY_GROWTH.
@@ -268,7 +269,7 @@ def _decode_steps(lengths: Sequence[int], slots: int) -> float:
 def _path_seconds(
     jobs: Sequence[Job], outcomes: Sequence[Outcome], owner: Mapping[str, str], last: int, begin: float
 ) -> dict[str, float]:
-    """Working time by role on the critical path back from job `last` to time `begin`; a queue goes back to who held it."""
+    """Working time by role on the critical path from `begin` to the end of job `last`; a queue leads to its holder."""
     totals: dict[str, float] = {}
     index = last
     for _ in range(len(jobs)):

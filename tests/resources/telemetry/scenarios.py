@@ -94,7 +94,12 @@ def write_run(
 def run_record(**changes: Any) -> RunRecord:
     """Every role on a pool of one rank, on two cores."""
     record = RunRecord(
-        run="hand-made", cores_per_node=2.0, pools={role: PoolRecord(ranks=1) for role in set(ROLES.values())},
-        roles={role: role for role in set(ROLES.values())}, prompts_per_iteration=8, group_size=4, max_running_sequences=64,
-    )  # fmt: skip
+        run="hand-made",
+        cores_per_node=2.0,
+        pools={role: PoolRecord(ranks=1) for role in set(ROLES.values())},
+        roles={role: role for role in set(ROLES.values())},
+        prompts_per_iteration=8,
+        group_size=4,
+        max_running_sequences=64,
+    )
     return replace(record, **changes)

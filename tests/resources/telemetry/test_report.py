@@ -28,11 +28,22 @@ CHROMIUM = "/usr/bin/chromium"
 
 def engines(begin: float, end: float) -> list[RankSpan]:
     return [
-        RankSpan(rank=rank, start=begin, end=end, facts={
-            "slots": 8, "running": [[0.0, 8], [1.0, 5], [2.5, 1], [3.0, 0]], "response_length_histogram": {"8": 5, "16": 3},
-            "response_length_max": 19, "response_length_p50": 9.0, "rows": 8, "tokens_per_second": 100.0})
+        RankSpan(
+            rank=rank,
+            start=begin,
+            end=end,
+            facts={
+                "slots": 8,
+                "running": [[0.0, 8], [1.0, 5], [2.5, 1], [3.0, 0]],
+                "response_length_histogram": {"8": 5, "16": 3},
+                "response_length_max": 19,
+                "response_length_p50": 9.0,
+                "rows": 8,
+                "tokens_per_second": 100.0,
+            },
+        )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -40,10 +51,21 @@ def slow_grader_run(tmp_path: Path) -> Path:
     """Five iterations with a sleeping grader; metrics and samples beside them."""
     made, now = [], 0.0
     for number in range(5):
-        made.append(iteration(number, now, seconds={"reward": 4.0}, facts={"reward": grader_facts([0.5] * 8)}, ranks={"rollout": engines}))
+        made.append(
+            iteration(
+                number,
+                now,
+                seconds={"reward": 4.0},
+                facts={"reward": grader_facts([0.5] * 8)},
+                ranks={"rollout": engines},
+            )
+        )
         now = made[-1][1].ended
     write_run(tmp_path, made, run_record())
-    lines = [json.dumps({"iteration": n, "reward/score_mean": n / 5, "actor/entropy": float("nan") if n == 2 else 1.0}) for n in range(5)]
+    lines = [
+        json.dumps({"iteration": n, "reward/score_mean": n / 5, "actor/entropy": float("nan") if n == 2 else 1.0})
+        for n in range(5)
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"iteration": 5, "rew')
     (tmp_path / "samples").mkdir()
     rows = [{"prompt": f"<b>{n}</b> </script>", "response": "x", "score": n / 3} for n in range(4)]
@@ -106,7 +128,9 @@ def test_the_page_holds_no_address_and_escapes_what_models_write(slow_grader_run
     path = slow_grader_run / "report.html"
     render_html(build_report(slow_grader_run), path)
     page = path.read_text()
-    addresses = {address for address in re.findall(r"https?://[^\s\"'`)]+", page) if not address.startswith("http://www.w3.org/")}
+    addresses = {
+        address for address in re.findall(r"https?://[^\s\"'`)]+", page) if not address.startswith("http://www.w3.org/")
+    }
     assert addresses == set()
     assert "<b>0</b>" not in page
     assert page.count("</script>") == 2
@@ -115,7 +139,9 @@ def test_the_page_holds_no_address_and_escapes_what_models_write(slow_grader_run
 def test_the_page_opens_in_chromium_without_an_error_or_a_request(slow_grader_run: Path):
     if shutil.which(CHROMIUM) is None:
         pytest.skip(f"no browser at {CHROMIUM} (Debian: apt-get install chromium)")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')"
+    )
     path = slow_grader_run / "report.html"
     render_html(build_report(slow_grader_run), path)
     errors: list[str] = []
@@ -123,7 +149,9 @@ def test_the_page_opens_in_chromium_without_an_error_or_a_request(slow_grader_ru
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())

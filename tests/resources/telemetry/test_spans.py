@@ -31,12 +31,26 @@ from resources.telemetry.timers import Timers
 from tests.resources.telemetry.scenarios import iteration, run_record, write_run
 
 FULL = TaskSpan(
-    iteration=4, attempt=2, task="actor-update", role="actor", pool="main", node="10.0.0.2", submitted=1.0, started=1.5,
-    ended=9.0, upstream=("advantage",), waits=Waits(queue=0.2), dispatch=Dispatch(serialize_seconds=0.1, bytes=12),
+    iteration=4,
+    attempt=2,
+    task="actor-update",
+    role="actor",
+    pool="main",
+    node="10.0.0.2",
+    submitted=1.0,
+    started=1.5,
+    ended=9.0,
+    upstream=("advantage",),
+    waits=Waits(queue=0.2),
+    dispatch=Dispatch(serialize_seconds=0.1, bytes=12),
     collect=Collect(seconds=0.01, bytes=3),
-    ranks=(RankSpan(rank=0, start=2.0, end=8.0, node="10.0.0.2", forward_seconds=2.0, facts={"tokens": 100, "running": [[0, 1]]}),),
+    ranks=(
+        RankSpan(
+            rank=0, start=2.0, end=8.0, node="10.0.0.2", forward_seconds=2.0, facts={"tokens": 100, "running": [[0, 1]]}
+        ),
+    ),
     facts={"policy_version": 3},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +60,9 @@ FULL = TaskSpan(
         TaskSpan(iteration=0, task="reward", started=0.0, ended=0.0),
         IterationSpan(iteration=1, started=0.0, ended=2.0, facts={"controller_bytes": 7}),
         ClockRecord(offsets={"a": 0.25}, errors={"a": 0.001}),
-        RunRecord(run="r", cores_per_node=2.0, pools={"main": PoolRecord(ranks=4, accelerator="gpu")}, roles={"actor": "main"}),
+        RunRecord(
+            run="r", cores_per_node=2.0, pools={"main": PoolRecord(ranks=4, accelerator="gpu")}, roles={"actor": "main"}
+        ),
     ],
 )
 def test_a_record_read_back_is_the_record(record: object):
@@ -246,9 +262,20 @@ def test_a_line_of_noise_in_the_middle_is_stepped_over(tmp_path: Path):
 
 
 def test_a_run_of_an_older_version_is_read_as_far_as_it_goes(tmp_path: Path):
-    old = {"iteration": 0, "task": "actor_update", "started": 0.0, "ended": 2.0, "ranks": [{"rank": 0, "start": 0.5, "end": 1.5}]}
+    old = {
+        "iteration": 0,
+        "task": "actor_update",
+        "started": 0.0,
+        "ended": 2.0,
+        "ranks": [{"rank": 0, "start": 0.5, "end": 1.5}],
+    }
     (tmp_path / SPANS_FILE).write_text(
-        json.dumps({"record": "run", "schema": 0}) + "\n" + json.dumps(old) + "\n" + json.dumps({"record": "iteration", "iteration": 0, "started": 0.0, "ended": 2.0}) + "\n"
+        json.dumps({"record": "run", "schema": 0})
+        + "\n"
+        + json.dumps(old)
+        + "\n"
+        + json.dumps({"record": "iteration", "iteration": 0, "started": 0.0, "ended": 2.0})
+        + "\n"
     )
     reader, records = read(tmp_path)
     assert records == [(0, 1, 1, True)]
@@ -264,7 +291,16 @@ def test_a_run_of_a_newer_version_says_that_its_additions_are_ignored(tmp_path: 
 def test_clocks_are_corrected_by_the_record_before_the_spans(tmp_path: Path):
     file = SpanFile(tmp_path / SPANS_FILE)
     tasks, span = iteration(0)
-    ahead = [replace(task, node="b", started=task.started + 5.0, ended=task.ended + 5.0, ranks=tuple(replace(r, start=r.start + 5.0, end=r.end + 5.0) for r in task.ranks)) for task in tasks]
+    ahead = [
+        replace(
+            task,
+            node="b",
+            started=task.started + 5.0,
+            ended=task.ended + 5.0,
+            ranks=tuple(replace(r, start=r.start + 5.0, end=r.end + 5.0) for r in task.ranks),
+        )
+        for task in tasks
+    ]
     file.append(run_record(), ClockRecord(offsets={"b": 5.0}, errors={"b": 0.001}), *ahead, span)
     reader = SpanReader(path=tmp_path)
     (record,) = reader.iterations()
@@ -274,10 +310,18 @@ def test_clocks_are_corrected_by_the_record_before_the_spans(tmp_path: Path):
 
 def test_clocks_that_differ_without_an_offset_are_reported(tmp_path: Path):
     tasks, span = iteration(0)
-    skewed = [replace(t, node="b", started=t.started - 2.0, ranks=tuple(replace(r, start=r.start - 2.0) for r in t.ranks)) if t.task == "reward" else replace(t, node="a") for t in tasks]
+    skewed = [
+        replace(t, node="b", started=t.started - 2.0, ranks=tuple(replace(r, start=r.start - 2.0) for r in t.ranks))
+        if t.task == "reward"
+        else replace(t, node="a")
+        for t in tasks
+    ]
     write_run(tmp_path, [(skewed, span)], run_record())
     reader, _ = read(tmp_path)
-    assert any(note.startswith("clocks of nodes a and b differ and no offset was recorded: reward starts before rollout ended") for note in reader.missing)
+    assert any(
+        note.startswith("clocks of nodes a and b differ and no offset was recorded: reward starts before rollout ended")
+        for note in reader.missing
+    )
 
 
 def test_no_spans_file_says_which_setting_writes_one(tmp_path: Path):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resources.telemetry.attribution import attribute
-from resources.telemetry.causes import Cause, find_candidates
+from resources.telemetry.causes import Cause
+from resources.telemetry.detectors import find_candidates
 from resources.telemetry.spans import IterationSpan, RankSpan, TaskSpan, Waits
 from resources.telemetry.timeline import Kind, replay_seconds
 from resources.telemetry.verdict import Verdict, judge, judge_run
@@ -55,7 +56,12 @@ def test_a_grader_that_sleeps_is_the_reward_role():
 
 @pytest.mark.parametrize(
     ("kind", "cause"),
-    [("model", Cause.SLOW_REWARD_MODEL), ("judge", Cause.SLOW_JUDGE), ("sandbox", Cause.SLOW_SANDBOX), ("python", Cause.SLOW_GRADER)],
+    [
+        ("model", Cause.SLOW_REWARD_MODEL),
+        ("judge", Cause.SLOW_JUDGE),
+        ("sandbox", Cause.SLOW_SANDBOX),
+        ("python", Cause.SLOW_GRADER),
+    ],
 )
 def test_a_slow_reward_is_named_by_its_kind(kind: str, cause: Cause):
     facts = grader_facts([0.25] * 16, kind)
@@ -123,7 +129,9 @@ def test_a_critic_of_three_times_the_actor_is_the_heavy_critic():
 
 def test_a_critic_that_hides_behind_the_rollout_of_a_slow_actor_is_not_charged():
     """The critic is twice as heavy in its scoring, but the grader takes as long anyway."""
-    verdict = verdict_of(iteration(seconds={"critic-values": 3.0, "reward": 3.0}, facts={"reward": grader_facts([3.0])}))
+    verdict = verdict_of(
+        iteration(seconds={"critic-values": 3.0, "reward": 3.0}, facts={"reward": grader_facts([3.0])})
+    )
     gains = {candidate.cause: candidate.gain_seconds for candidate in verdict.others}
     assert Cause.HEAVY_CRITIC not in gains
     assert Cause.SLOW_GRADER not in gains
@@ -142,7 +150,18 @@ def test_a_reference_as_slow_as_the_actors_own_log_probs_is_not_a_slow_pool():
 
 
 def test_a_driver_that_serialises_is_the_controller():
-    verdict = verdict_of(iteration(serialize={"actor-log-probs": 1.0, "reference": 1.0, "critic-values": 1.0, "reward": 1.0, "actor-update": 1.5, "critic-update": 1.5}))  # fmt: skip
+    verdict = verdict_of(
+        iteration(
+            serialize={
+                "actor-log-probs": 1.0,
+                "reference": 1.0,
+                "critic-values": 1.0,
+                "reward": 1.0,
+                "actor-update": 1.5,
+                "critic-update": 1.5,
+            }
+        )
+    )
     assert (verdict.role, verdict.cause) == ("controller", Cause.SERIALISE)
     # four siblings serialise side by side: charged once; the two updates: the actor's is on the path
     assert verdict.gain_seconds == pytest.approx(2.5)
@@ -190,7 +209,7 @@ def test_a_grader_hidden_by_a_slower_sibling_is_not_the_bottleneck():
 
 
 def test_a_reward_that_queues_behind_the_actor_on_its_pool_is_a_shared_pool():
-    tasks, span = iteration()
+    tasks, _ = iteration()
     by_name = {task.task: task for task in tasks}
     rollout_end = by_name["rollout"].ended
     shifted = []
@@ -198,14 +217,49 @@ def test_a_reward_that_queues_behind_the_actor_on_its_pool_is_a_shared_pool():
         pool = "main" if task.role in ("reward", "actor") else task.pool
         if task.task == "actor-log-probs":
             ranks = (RankSpan(rank=0, start=rollout_end + 0.01, end=rollout_end + 2.0),)
-            shifted.append(TaskSpan(iteration=0, task=task.task, role="actor", pool=pool, started=rollout_end + 0.01, ended=rollout_end + 2.0, upstream=task.upstream, ranks=ranks))
+            shifted.append(
+                TaskSpan(
+                    iteration=0,
+                    task=task.task,
+                    role="actor",
+                    pool=pool,
+                    started=rollout_end + 0.01,
+                    ended=rollout_end + 2.0,
+                    upstream=task.upstream,
+                    ranks=ranks,
+                )
+            )
         elif task.task == "reward":
             ranks = (RankSpan(rank=0, start=rollout_end + 2.0, end=rollout_end + 5.0, queue_seconds=1.99),)
-            shifted.append(TaskSpan(iteration=0, task=task.task, role="reward", pool=pool, started=rollout_end + 0.01, ended=rollout_end + 5.0, upstream=task.upstream, ranks=ranks, waits=Waits(queue=1.99), facts=grader_facts([3.0])))
+            shifted.append(
+                TaskSpan(
+                    iteration=0,
+                    task=task.task,
+                    role="reward",
+                    pool=pool,
+                    started=rollout_end + 0.01,
+                    ended=rollout_end + 5.0,
+                    upstream=task.upstream,
+                    ranks=ranks,
+                    waits=Waits(queue=1.99),
+                    facts=grader_facts([3.0]),
+                )
+            )
         elif task.task in ("advantage", "critic-update", "actor-update", "weight-sync"):
             later = rollout_end + 5.0 - by_name["advantage"].submitted
             ranks = tuple(RankSpan(rank=0, start=r.start + later, end=r.end + later) for r in task.ranks)
-            shifted.append(TaskSpan(iteration=0, task=task.task, role=task.role, pool=pool, started=task.started + later, ended=task.ended + later, upstream=task.upstream, ranks=ranks))
+            shifted.append(
+                TaskSpan(
+                    iteration=0,
+                    task=task.task,
+                    role=task.role,
+                    pool=pool,
+                    started=task.started + later,
+                    ended=task.ended + later,
+                    upstream=task.upstream,
+                    ranks=ranks,
+                )
+            )
         else:
             shifted.append(task)
     timeline, times = attribute(shifted)
@@ -225,7 +279,20 @@ def test_unmeasured_evidence_reads_as_a_question_mark():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_roles_parts_sum_to_the_step_and_replay_reproduces_it(data: st.DataObject):
-    seconds = {name: data.draw(st.floats(0.0, 5.0), label=name) for name in ("rollout", "reward", "reference", "actor-log-probs", "critic-values", "advantage", "critic-update", "actor-update", "weight-sync")}  # fmt: skip
+    seconds = {
+        name: data.draw(st.floats(0.0, 5.0), label=name)
+        for name in (
+            "rollout",
+            "reward",
+            "reference",
+            "actor-log-probs",
+            "critic-values",
+            "advantage",
+            "critic-update",
+            "actor-update",
+            "weight-sync",
+        )
+    }
     serialize = {name: data.draw(st.floats(0.0, 1.0)) for name in ("reward", "actor-update")}
     collect = {name: data.draw(st.floats(0.0, 1.0)) for name in ("rollout", "reference")}
     tasks, span = iteration(seconds=seconds, serialize=serialize, collect=collect, gap=data.draw(st.floats(0.0, 0.5)))
@@ -238,7 +305,13 @@ def test_every_roles_parts_sum_to_the_step_and_replay_reproduces_it(data: st.Dat
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 3), st.floats(0, 1), st.sets(st.integers(0, 7), max_size=3)), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 10), st.floats(0, 3), st.floats(0, 1), st.sets(st.integers(0, 7), max_size=3)),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_parts_sum_to_the_step_for_any_dag_even_with_overlaps(rows: list[tuple[float, float, float, set[int]]]):
     """Starts that ignore the upstream's end are what clocks without an offset give."""
     tasks = [
@@ -249,7 +322,7 @@ def test_parts_sum_to_the_step_for_any_dag_even_with_overlaps(rows: list[tuple[f
         )
         for index, (start, length, queue, upstream) in enumerate(rows)
     ]  # fmt: skip
-    timeline, times = attribute(tasks)
+    _, times = attribute(tasks)
     for role in times.roles:
         assert role.total == pytest.approx(times.step_seconds, abs=1e-6)
     assert sum(segment.seconds for segment in times.path) == pytest.approx(times.step_seconds, abs=1e-6)
@@ -258,7 +331,9 @@ def test_parts_sum_to_the_step_for_any_dag_even_with_overlaps(rows: list[tuple[f
 
 def test_time_in_a_neighbouring_iteration_counts_as_busy():
     tasks, span = iteration(1, start=100.0)
-    ahead = TaskSpan(iteration=2, task="rollout", role="rollout", pool="rollout", started=span.ended - 2.0, ended=span.ended + 1.0)
+    ahead = TaskSpan(
+        iteration=2, task="rollout", role="rollout", pool="rollout", started=span.ended - 2.0, ended=span.ended + 1.0
+    )
     _, alone = attribute(tasks, start=span.started, end=span.ended)
     _, overlapped = attribute(tasks, start=span.started, end=span.ended, others=[ahead])
     busy = [next(role.busy for role in times.roles if role.role == "rollout") for times in (alone, overlapped)]

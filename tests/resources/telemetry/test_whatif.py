@@ -29,9 +29,17 @@ def profile(*, lengths: tuple[int, ...] = (100,), step_seconds: float = 0.03, **
         length_edges=(*lengths, lengths[-1]), length_weights=tuple(1 / len(lengths) for _ in lengths),
     )  # fmt: skip
     made = RunProfile(
-        tasks=tasks, rollout=rollout, grader=None, pools=POOLS, accelerator_pools=frozenset(), roles={role: role for role in POOLS},
-        colocate={}, cores=0.0, prompts_per_iteration=8, group_size=4,
-    )  # fmt: skip
+        tasks=tasks,
+        rollout=rollout,
+        grader=None,
+        pools=POOLS,
+        accelerator_pools=frozenset(),
+        roles={role: role for role in POOLS},
+        colocate={},
+        cores=0.0,
+        prompts_per_iteration=8,
+        group_size=4,
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -68,7 +76,9 @@ def test_a_role_that_only_sleeps_is_twice_as_fast_on_two_ranks():
 
 def test_two_ranks_on_cores_that_one_rank_fills_are_no_faster():
     made = profile()
-    busy = {name: replace(task, cores_per_rank=2.0 if task.role == "actor" else 0.0) for name, task in made.tasks.items()}
+    busy = {
+        name: replace(task, cores_per_rank=2.0 if task.role == "actor" else 0.0) for name, task in made.tasks.items()
+    }
     made = replace(made, tasks=busy, cores=2.0)
     base = measured_topology(made)
     assert predict(made, with_ranks(base, actor=2)).step_seconds == pytest.approx(SPLIT)
@@ -101,7 +111,9 @@ def test_four_times_the_group_costs_four_times_the_training_and_the_same_decode_
 
 def test_half_the_slots_decode_in_two_waves():
     made = profile()
-    assert predict(made, replace(measured_topology(made), max_running_sequences=16)).step_seconds == pytest.approx(SPLIT + 3.0)
+    assert predict(made, replace(measured_topology(made), max_running_sequences=16)).step_seconds == pytest.approx(
+        SPLIT + 3.0
+    )
 
 
 def test_two_engines_halve_the_tokens_of_each_but_not_the_longest_response():
@@ -125,7 +137,9 @@ def test_async_depth_one_overlaps_rollout_and_training_but_for_the_sync():
 def test_ranks_beyond_the_rows_do_nothing():
     made = profile()
     base = measured_topology(made)
-    assert predict(made, with_ranks(base, critic=32, actor=32)).step_seconds == pytest.approx(predict(made, with_ranks(base, critic=500, actor=500)).step_seconds)  # fmt: skip
+    assert predict(made, with_ranks(base, critic=32, actor=32)).step_seconds == pytest.approx(
+        predict(made, with_ranks(base, critic=500, actor=500)).step_seconds
+    )
 
 
 def test_three_ranks_for_32_rows_wait_for_the_one_with_eleven():
@@ -135,7 +149,9 @@ def test_three_ranks_for_32_rows_wait_for_the_one_with_eleven():
 
 
 def test_fixed_seconds_do_not_shrink_with_ranks_and_collectives_grow():
-    task = TaskProfile(task="x", role="actor", upstream=(), num_ranks=2, seconds=(4.0,), fixed_seconds=1.0, communication_seconds=0.5)
+    task = TaskProfile(
+        task="x", role="actor", upstream=(), num_ranks=2, seconds=(4.0,), fixed_seconds=1.0, communication_seconds=0.5
+    )
     made = replace(profile(), tasks={"x": task}, rollout=None, roles={"actor": "p"}, pools={"p": 2})
     base = measured_topology(made)
     assert predict(made, base).step_seconds == pytest.approx(4.5)
@@ -169,8 +185,22 @@ def test_a_layout_that_cannot_be_is_refused(changes: dict[str, object], message:
 
 def test_changes_come_in_the_words_of_the_config():
     base = measured_topology(profile())
-    changed = override_topology(base, {"rollout.group_size": "16", "roles.critic.pool": "actor", "roles.critic.colocate": "fused", "async_depth": "1", "pools.rollout.bundles": "2"})
-    assert (changed.group_size, changed.roles["critic"], changed.async_depth, changed.pools["rollout"]) == (16, "actor", 1, 2)
+    changed = override_topology(
+        base,
+        {
+            "rollout.group_size": "16",
+            "roles.critic.pool": "actor",
+            "roles.critic.colocate": "fused",
+            "async_depth": "1",
+            "pools.rollout.bundles": "2",
+        },
+    )
+    assert (changed.group_size, changed.roles["critic"], changed.async_depth, changed.pools["rollout"]) == (
+        16,
+        "actor",
+        1,
+        2,
+    )
     assert "critic" not in changed.pools
     with pytest.raises(ValueError, match=r"'actor\.lr' is nothing a what-if can change"):
         override_topology(base, {"actor.lr": "1"})
@@ -200,20 +230,31 @@ def test_the_search_splits_when_a_role_does_not_scale():
 
 
 def test_the_search_keeps_what_does_not_fit_apart():
-    made = replace(profile(), accelerator_pools=frozenset({"actor", "critic", "reference", "rollout"}), accelerator_bytes=80e9)
-    heavy = {name: replace(task, memory_bytes=50e9 if task.role == "rollout" else 60e9) for name, task in made.tasks.items()}
+    made = replace(
+        profile(), accelerator_pools=frozenset({"actor", "critic", "reference", "rollout"}), accelerator_bytes=80e9
+    )
+    heavy = {
+        name: replace(task, memory_bytes=50e9 if task.role == "rollout" else 60e9) for name, task in made.tasks.items()
+    }
     made = replace(made, tasks=heavy)
     best = search_topology(made, 4).best
     assert fits_memory(made, best.topology)
-    with pytest.raises(ValueError, match="no layout of .* fits on 1 accelerators"):
+    with pytest.raises(ValueError, match=r"no layout of .* fits on 1 accelerators"):
         search_topology(made, 1)
 
 
 def gauged(begin: float, end: float) -> list[RankSpan]:
     facts = {
-        "rows": 32, "slots": 32, "response_length_max": 100, "response_length_mean": 100.0, "tokens": 3200,
-        "response_length_p50": 100.0, "response_length_histogram": {"100": 32}, "decode_step_seconds": 0.03, "decode_token_seconds": 0.0,
-    }  # fmt: skip
+        "rows": 32,
+        "slots": 32,
+        "response_length_max": 100,
+        "response_length_mean": 100.0,
+        "tokens": 3200,
+        "response_length_p50": 100.0,
+        "response_length_histogram": {"100": 32},
+        "decode_step_seconds": 0.03,
+        "decode_token_seconds": 0.0,
+    }
     return [RankSpan(rank=0, start=begin, end=end, facts=facts)]
 
 
@@ -233,7 +274,11 @@ def test_a_runs_spans_give_back_its_own_step(tmp_path: Path):
 
 
 def test_a_search_over_a_run_directory_reports_alternatives(tmp_path: Path):
-    write_run(tmp_path, [iteration(0, ranks={"rollout": gauged})], run_record(pools={role: PoolRecord(ranks=1, accelerator="gpu") for role in POOLS}))
+    write_run(
+        tmp_path,
+        [iteration(0, ranks={"rollout": gauged})],
+        run_record(pools={role: PoolRecord(ranks=1, accelerator="gpu") for role in POOLS}),
+    )
     result = search_layout(tmp_path, 6)
     assert result.num_tried > 10
     assert sum(ranks for name, ranks in result.best.topology.pools.items() if name != "cpu") == 6
