@@ -5,8 +5,10 @@ that are not fields are *facts* of the role (names and units in `facts.py`) and 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, ClassVar
 
 SCHEMA_VERSION = 1
@@ -270,7 +272,24 @@ def encode(record: Record) -> str:
     >>> decode(encode(IterationSpan(iteration=3, started=0.0, ended=2.5)))
     IterationSpan(iteration=3, started=0.0, ended=2.5, attempt=1, facts={})
     """
-    return json.dumps({"record": record.RECORD, **record.to_json()}, separators=(",", ":"), allow_nan=False) + "\n"
+    written = {"record": record.RECORD, **record.to_json()}
+    try:
+        return json.dumps(written, separators=(",", ":"), allow_nan=False, default=_as_number) + "\n"
+    except ValueError:  # a NaN among the facts must not end a run; JSON has no word for it but null
+        return json.dumps(_finite(written), separators=(",", ":"), allow_nan=False, default=_as_number) + "\n"
+
+
+def _as_number(value: object) -> float | str:
+    """numpy's numbers are registered as real; anything else is told in words."""
+    return float(value) if isinstance(value, Real) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, Real) and not math.isfinite(float(value)) else value
 
 
 def decode(line: str | bytes) -> Record:

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +71,13 @@ def test_a_record_read_back_is_the_record(record: object):
     assert line.endswith("\n")
     assert "\n" not in line[:-1]
     assert decode(line) == record
+
+
+def test_a_nan_or_a_numpy_number_among_the_facts_never_ends_a_run():
+    facts = {"a": float("nan"), "b": np.float32(0.5), "c": [1.0, float("inf")], "d": np.float32("nan")}
+    read_back = decode(encode(IterationSpan(iteration=0, started=0.0, ended=1.0, facts=facts)))
+    assert isinstance(read_back, IterationSpan)
+    assert read_back.facts == {"a": None, "b": 0.5, "c": [1.0, None], "d": None}
 
 
 def test_role_facts_stand_beside_the_fields():
