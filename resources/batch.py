@@ -141,7 +141,7 @@ def join_columns(shards: Sequence[TensorDictBase]) -> TensorDict:
 
 
 def validate(shard: TensorDictBase, required: Iterable[str]) -> None:
-    """Raise BatchError naming the first wrong key: missing, of another dtype or shape, or not aligned with the tokens."""
+    """Raise BatchError naming the first wrong key: missing, another dtype or shape, or not aligned."""
     present = set(shard.keys())
     for name in required:
         if name not in present:

@@ -96,7 +96,7 @@ class CheckpointStore:
         return sorted(int(name[1]) for name in names if name)
 
     def read(self, iteration: int) -> Manifest:
-        """The manifest of a checkpoint, after its checksums were verified. Raises CheckpointError if anything is off."""
+        """The manifest of a checkpoint, checksums verified. Raises CheckpointError if anything is off."""
         folder = self.path_of(iteration)
         try:
             raw = json.loads((folder / "manifest.json").read_text())

@@ -69,6 +69,11 @@ class PoolManager:
             self._groups[name] = mine
             self._pools[name] = build_pool(name, config, mine, ips)
 
+    def release_pool(self, name: str) -> None:
+        """Give one pool back, so that it can be reserved anew on other nodes."""
+        self._pools.pop(name, None)
+        release_groups(self._groups.pop(name, []))
+
     def release(self) -> None:
         """Give every pool back, whatever still runs there."""
         groups = [group for mine in self._groups.values() for group in mine]

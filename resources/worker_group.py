@@ -66,6 +66,11 @@ class WorkerGroup:
         return self._card.topology
 
     @property
+    def processes(self) -> "Processes | AttachedProcesses":
+        """What it speaks through; fused roles share one object."""
+        return self._processes
+
+    @property
     def incarnation(self) -> int:
         """How often the processes have been started; calls carry it and a stale one is refused."""
         return self._processes.facts.incarnation

@@ -23,6 +23,7 @@ from resources.dispatch import MethodInfo
 from resources.failures import RankError
 from resources.heartbeat import Heartbeat, redirect_output
 from resources.process_facts import host_identity
+from resources.ray_state import enable_zero_copy_tensors
 from resources.rendezvous import host_store
 from resources.splitting import is_array, is_stored_rows, is_tensor, is_tensordict
 
@@ -85,11 +86,13 @@ class WorkerProcess:
         self._store: Any = None
         self._heartbeat: Heartbeat | None = None
         self._offset = 0.0
+        self._is_zero_copy = False
 
     def boot(self) -> dict[str, Any]:
         """Open the log, begin to beat, and say where this process is."""
         seat = self._seat
         redirect_output(Path(seat.log_file))
+        os.environ["RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"] = "1"
         hello = {
             "token": seat.token,
             "group": seat.group,
@@ -173,6 +176,9 @@ class WorkerProcess:
         return self._slots[header[HEADER.size :]], answers
 
     def _pack(self, slot: "_Slot", answers: int, start: float, header: bytes, value: Any) -> Any:
+        if not self._is_zero_copy and "torch" in sys.modules:
+            enable_zero_copy_tensors()
+            self._is_zero_copy = True
         if not slot.method.marking.bulk:
             if value is None or not answers:
                 return TIMES.pack(start, self._now())

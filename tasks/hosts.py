@@ -128,6 +128,10 @@ class HostSet:
         self._services.update(services or {})
         self._ask("attach", CALL_DEADLINE_SECONDS, self._groups, self._services)
 
+    def place(self, placements: Mapping[str, Any]) -> None:
+        """New placements of pools that were moved; they count from the next `restart` on."""
+        self._placements.update(placements)
+
     def drop(self, batch_id: str) -> None:
         """Forget a batch in every pool: it is finished, or its iteration failed."""
         self._ask("drop", CALL_DEADLINE_SECONDS, batch_id)

@@ -1,0 +1,147 @@
+"""The cast: which worker class plays each role, with which arguments, and the worker groups made of them.
+
+The two tables of the design meet here. Role -> worker class is `WORKERS` (or `roles.<role>.worker`, an import path of
+the user's own); role -> pool comes from the config through `configs.layout.process_groups`, so that what was checked
+and printed by the plan is what is started.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.layout import HYBRID_ROLES, ProcessGroup, process_groups
+from configs.model import ModelConfig
+from configs.pools import RoleName
+from configs.run import RunConfig
+from resources.cluster import Cluster
+from resources.processes import WorkerSpec
+from resources.ranks import Mesh
+from resources.worker_group import WorkerGroup, start_group, start_groups
+
+WORKERS: dict[str, str] = {
+    "actor": "resources.workers.actor:ActorWorker",
+    "critic": "resources.workers.critic:CriticWorker",
+    "reference": "resources.workers.reference:ReferenceWorker",
+    "rollout": "resources.workers.rollout:RolloutWorker",
+    "reward": "resources.workers.reward:RewardWorker",
+    "advantage": "resources.workers.compute:ComputeWorker",
+    "demonstrations": "resources.workers.demonstrations:DemonstrationWorker",
+}
+"""Role -> the class that plays it unless the config names another."""
+
+STATEFUL = ("actor", "critic")
+"""Roles whose state is saved, restored and compared bit by bit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Casting:
+    """What the workers are made from, beside the config."""
+
+    config: RunConfig
+    model: ModelConfig
+    """The policy's start: the config's model, or what the warm-up made of it."""
+    graders: tuple[Any, ...] = ()
+    """Values built on the task side; workers know no grader by name."""
+    call_seconds: float = 1800.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+Arguments = Callable[[Casting, ProcessGroup], dict[str, Any]]
+
+
+def _trained(settings: str) -> Arguments:
+    def arguments(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+        role = cast.config.roles[group.roles[0]]
+        return {
+            "args": (cast.model, getattr(cast.config, settings), cast.config.seed),
+            "kwargs": {
+                "threads": group.threads,
+                "tensor_parallel": role.tensor_parallel,
+                "sequence_parallel": role.sequence_parallel,
+            },
+        }
+
+    return arguments
+
+
+def _rollout(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+    tensor_parallel = cast.config.roles[group.roles[0]].tensor_parallel
+    return {
+        "args": (cast.config.rollout, cast.model, cast.config.data, cast.config.seed),
+        "kwargs": {"threads": group.threads, "tensor_parallel": tensor_parallel, "validation": cast.config.validation},
+    }
+
+
+def _reward(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+    return {"args": (cast.config.reward, cast.model), "kwargs": {"graders": cast.graders}}
+
+
+ARGUMENTS: dict[str, Arguments] = {
+    "actor": _trained("actor"),
+    "critic": _trained("critic"),
+    "reference": _trained("actor"),
+    "rollout": _rollout,
+    "reward": _reward,
+    "advantage": lambda cast, group: {"kwargs": {"threads": 1}},
+    "demonstrations": lambda cast, group: {"args": (cast.model, cast.config.data), "kwargs": {}},
+}
+"""Role -> constructor arguments of its workers."""
+
+NEEDS_NO_RENDEZVOUS = ("reward", "advantage")
+
+
+def duties_of(group: ProcessGroup) -> list[str]:
+    """Duties of a group's processes, hybrids unfolded, the actor before those that read from it."""
+    return [duty for role in group.roles for duty in HYBRID_ROLES.get(role, (role,))]
+
+
+def cast_groups(cluster: Cluster, casting: Casting) -> dict[str, WorkerGroup]:
+    """Start every worker group of the config; duty -> group. If one does not start, none stays."""
+    started: dict[str, WorkerGroup] = {}
+    is_complete = False
+    try:
+        for group in process_groups(casting.config):
+            started |= start_process_group(cluster, casting, group)
+        is_complete = True
+    finally:
+        if not is_complete:
+            for group in distinct_groups(started):
+                group.shutdown()
+    return started
+
+
+def distinct_groups(groups: Mapping[str, WorkerGroup]) -> list[WorkerGroup]:
+    """One group per set of processes: fused roles start, restart and end together."""
+    return list({id(group.processes): group for group in groups.values()}.values())
+
+
+def start_process_group(
+    cluster: Cluster, casting: Casting, group: ProcessGroup, duties: list[str] | None = None
+) -> dict[str, WorkerGroup]:
+    """Start the processes of one group of the plan."""
+    specs = [worker_spec(casting, group, duty) for duty in duties or duties_of(group)]
+    pool = cluster.pools[group.pool]
+    if len(specs) == 1:
+        return {specs[0].role: start_group(cluster, pool, specs[0], bundles=group.bundles)}
+    return start_groups(cluster, pool, specs, "fused", bundles=group.bundles)
+
+
+def worker_spec(casting: Casting, group: ProcessGroup, duty: str) -> WorkerSpec:
+    """How the workers of `duty` are made."""
+    role: RoleName = next((role for role in group.roles if duty in HYBRID_ROLES.get(role, (role,))), group.roles[0])
+    placed = casting.config.roles.get(role)
+    is_first = duty == duties_of(group)[0]  # only one of several fused roles claims the share of their process
+    pool = casting.config.pools[group.pool]
+    mesh = Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel) if placed is not None else Mesh()
+    return WorkerSpec(
+        role=duty,
+        worker=(placed.worker if placed is not None and placed.worker else None) or WORKERS[duty],
+        **ARGUMENTS[duty](casting, group),
+        fraction=(group.accelerators / pool.accelerators_per_bundle if is_first else 0.0),
+        cpus=group.cpus if is_first else 0.0,
+        threads=group.threads,
+        env=dict(placed.env) if placed is not None else {},
+        mesh=mesh,
+        rendezvous=duty not in NEEDS_NO_RENDEZVOUS,
+        call_seconds=casting.config.recovery.call_deadline_seconds,
+    )

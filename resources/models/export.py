@@ -1,0 +1,35 @@
+"""The policy as a Hugging Face folder that `transformers`, vLLM and this project load again."""
+
+import copy
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+
+
+def export_folder(
+    folder: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, named: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Write whole tensors, config and tokenizer aside, then publish the folder by one rename; an older one is replaced.
+
+    Raises ValueError naming a tensor that the architecture lacks, or one that is missing.
+    """
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
+    weights = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in named}
+    expected = set(skeleton.state_dict())
+    if set(weights) - expected or expected - set(weights):
+        raise ValueError(
+            f"the exported tensors do not fit {type(skeleton).__name__}: unknown {sorted(set(weights) - expected)[:5]}, "
+            f"missing {sorted(expected - set(weights))[:5]}"
+        )
+    staging = folder.with_name(f".{folder.name}-{os.getpid()}")
+    skeleton.save_pretrained(staging, state_dict=weights)
+    tokenizer.save_pretrained(staging)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.rename(staging, folder)

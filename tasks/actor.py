@@ -1,0 +1,37 @@
+"""The actor's steps: log-probs before the update, and the update."""
+
+from resources.store import BatchHandle
+from resources.update_plan import RATIO_TOLERANCE
+from tasks.host import host
+from tasks.objectives_of import actor_columns, actor_loss
+from tasks.replies import call
+from tasks.stamp import Stamp
+from tasks.step import StepResult, step
+from tasks.training import train
+
+
+@step(role="actor", reads=("input_ids", "response_mask"), writes=("old_log_probs", "entropy"))
+def actor_log_probs(at: Stamp, batch: BatchHandle) -> StepResult:
+    """Add `old_log_probs` and `entropy`: of the policy that is about to be updated."""
+    temperature = host().config.rollout.sampling.temperature
+    return call("actor", "compute_log_probs", host().read(batch), temperature, is_bulk=True).keep(at.batch_id)
+
+
+@step(role="actor", reads=("input_ids", "response_mask", "train_mask", "old_log_probs", "advantages"))
+def actor_update(at: Stamp, batches: list[BatchHandle]) -> StepResult:
+    """Train the actor: PPO epochs of mini-batches of micro-batches."""
+    config = host().config
+    replies = train(
+        "actor",
+        at,
+        host().read(*batches, columns=actor_columns(config)),
+        config.actor,
+        actor_loss(config),
+        plan={
+            "target_kl": config.algorithm.target_kl,
+            "first_ratio_tolerance": RATIO_TOLERANCE[config.model.dtype],
+        },
+        temperature=config.rollout.sampling.temperature,
+        with_entropy=config.algorithm.entropy_coef > 0.0,
+    )
+    return replies.result()

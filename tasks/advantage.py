@@ -1,0 +1,36 @@
+"""The advantage step: from scores to advantages, on a CPU worker, over the whole rollout batch."""
+
+from functools import partial
+
+from resources.seeding import stream_seed
+from resources.store import BatchHandle
+from tasks.host import host
+from tasks.objectives_of import advantage_columns, advantage_function
+from tasks.on_rows import advantages_of_rows
+from tasks.replies import call
+from tasks.stamp import Stamp
+from tasks.step import StepResult, step
+
+ADVANTAGE_COLUMNS = ("token_rewards", "advantages", "returns", "train_mask", "correction_weights", "selected_mask")
+
+
+@step(
+    role="advantage",
+    reads=(
+        "response_mask",
+        "scores",
+        "values",
+        "old_log_probs",
+        "rollout_log_probs",
+        "ref_log_probs",
+        "finish_reasons",
+    ),
+    writes=ADVANTAGE_COLUMNS,
+)
+def advantage(at: Stamp, batches: list[BatchHandle]) -> StepResult:
+    """Add `token_rewards`, `advantages`, `train_mask`, and `returns` where there is a critic."""
+    config = host().config
+    rows = host().read(*batches, columns=advantage_columns(config))
+    estimator = advantage_function(config, at.kl_coef, stream_seed(config.seed, "advantage", at.iteration))
+    fn = partial(advantages_of_rows, estimator=estimator)
+    return call("advantage", "apply", fn, rows, is_bulk=True).keep(at.batch_id)

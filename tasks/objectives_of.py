@@ -1,0 +1,122 @@
+"""From the configuration to the functions that workers run: values made of pure functions and numbers."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from configs.run import RunConfig
+from tasks.algorithms.advantage_step import columns_read, estimate_advantages
+from tasks.algorithms.objectives import actor_objective, critic_objective, policy_loss_knobs
+
+ACTOR_COLUMNS = ("input_ids", "response_mask", "train_mask", "old_log_probs", "advantages")
+"""What every actor objective reads."""
+CRITIC_COLUMNS = ("input_ids", "response_mask", "train_mask", "values", "returns")
+"""What the critic's objective reads."""
+
+
+def actor_loss(config: RunConfig) -> Callable[..., Any]:
+    """The actor's objective with its numbers filled in; the user's own where `algorithm.loss` names one."""
+    algorithm = config.algorithm.resolved()
+    common: dict[str, Any] = {
+        "aggregation": algorithm.aggregation,
+        "entropy_coef": algorithm.entropy_coef,
+        "kl_coef": algorithm.kl_coef if algorithm.kl_place == "loss" else 0.0,
+        "kl_estimator": algorithm.kl_estimator,
+        "max_response_length": config.rollout.max_response_length,
+    }
+    distillation = config.distillation
+    if distillation is not None and distillation.objective == "reverse_kl_loss":
+        common["teacher_kl_coef"] = distillation.coef
+    if config.algorithm.loss is not None:
+        return partial(import_function(config.algorithm.loss, "algorithm.loss"), **common)
+    knobs = {
+        name: getattr(algorithm, _knob(name)) for name in policy_loss_knobs(algorithm.name) if _has(algorithm, name)
+    }
+    return partial(actor_objective, policy_loss=algorithm.name, **common, **knobs)
+
+
+def critic_loss(config: RunConfig) -> Callable[..., Any]:
+    """The critic's objective with its numbers filled in."""
+    return partial(critic_objective, value_clip=config.algorithm.value_clip)
+
+
+def advantage_function(config: RunConfig, kl_coef: float, seed: int) -> Callable[..., Any]:
+    """The estimator with its numbers filled in; `kl_coef` is the controller's of this iteration."""
+    algorithm = config.algorithm.resolved()
+    own = config.algorithm.advantage
+    function = estimate_advantages if own is None else import_function(own, "algorithm.advantage")
+    return partial(
+        function,
+        **_advantage_settings(config),
+        gamma=algorithm.gamma,
+        gae_lambda=algorithm.gae_lambda,
+        whiten_advantages=algorithm.whiten_advantages,
+        scale_by_std=algorithm.scale_by_std,
+        kl_coef=kl_coef,
+        kl_estimator=algorithm.kl_estimator,
+        pass_k=algorithm.pass_k,
+        correction_lower=config.algorithm.correction.lower,
+        correction_upper=config.algorithm.correction.upper,
+        covariance_fraction=algorithm.covariance_fraction,
+        seed=seed,
+    )
+
+
+def advantage_columns(config: RunConfig) -> tuple[str, ...]:
+    """Columns the advantage step needs under this configuration."""
+    needed = columns_read(**_advantage_settings(config))
+    extra = ("old_log_probs", "ref_log_probs") if config.algorithm.needs_reference else ()
+    return tuple(dict.fromkeys((*needed, "group_ids", *extra)))
+
+
+def actor_columns(config: RunConfig) -> tuple[str, ...]:
+    """Columns the actor update needs under this configuration."""
+    from tasks.algorithms.policy_losses import LOSS_COLUMNS
+
+    algorithm = config.algorithm.resolved()
+    names = [*ACTOR_COLUMNS, *LOSS_COLUMNS.get(algorithm.name, ())]
+    if algorithm.kl_coef and algorithm.kl_place == "loss":
+        names.append("ref_log_probs")
+    if config.algorithm.correction.mode != "off":
+        names.append("correction_weights")
+    if config.distillation is not None and config.distillation.objective == "reverse_kl_loss":
+        names.append("teacher_log_probs")
+    return tuple(dict.fromkeys(names))
+
+
+def _advantage_settings(config: RunConfig) -> dict[str, Any]:
+    algorithm = config.algorithm.resolved()
+    distillation = config.distillation
+    is_teacher_reward = distillation is not None and distillation.objective == "reverse_kl_reward"
+    mixes_teacher = is_teacher_reward and algorithm.name != "distillation"
+    return {
+        "estimator": algorithm.name,
+        "kl_in_reward": algorithm.kl_place == "reward" and algorithm.kl_coef > 0,
+        "correction": config.algorithm.correction.mode,
+        "teacher_coef": distillation.coef if mixes_teacher and distillation is not None else 0.0,
+    }
+
+
+def import_function(path: str, key: str) -> Callable[..., Any]:
+    """The function at `module:name`. Raises ValueError naming the config key when it is not there."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if name else None
+    except ImportError as error:
+        raise ValueError(f"{key} is {path!r}, but module {module!r} does not import: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{key} is {path!r}; write module:function, and the function must exist and be callable")
+    return found
+
+
+_KNOB_NAMES = {"temperature_positive": "soft_temperature_positive", "temperature_negative": "soft_temperature_negative"}
+"""A loss function's own short name -> the config's."""
+
+
+def _knob(name: str) -> str:
+    return _KNOB_NAMES.get(name, name)
+
+
+def _has(algorithm: Any, name: str) -> bool:
+    return _knob(name) in type(algorithm).__dataclass_fields__

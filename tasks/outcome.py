@@ -1,0 +1,51 @@
+"""What the steps of one subflow gave back, joined."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from resources.telemetry.spans import TaskSpan
+from tasks.collect import collect, spans_of
+from tasks.runner import StepFuture
+from tasks.stamp import Stamp
+from tasks.step import StepResult
+
+Submitted = StepFuture | StepResult
+"""A step on its way, or the result of one that an earlier iteration submitted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Metrics, facts and spans of a subflow's steps."""
+
+    at: Stamp
+    metrics: dict[str, float]
+    facts: dict[str, dict[str, Any]]
+    """Step name -> its facts."""
+    spans: Sequence[TaskSpan] = field(default=(), repr=False)
+    ahead: tuple[StepResult, ...] = field(default=(), repr=False)
+    """Rollouts of later iterations, in order."""
+
+
+def gather(
+    at: Stamp,
+    submitted: Sequence[Submitted],
+    ahead: Sequence[StepFuture] = (),
+    *,
+    deadline_seconds: float,
+    check: Callable[[], None],
+) -> Outcome:
+    """Wait for all steps of a subflow, the first failure first.
+
+    Raises StepFailedError, HostLostError, TimeoutError, and whatever `check` raises (a cancelled run).
+    """
+    futures = [one for one in submitted if isinstance(one, StepFuture)]
+    results = iter(collect([*futures, *ahead], deadline_seconds, check))
+    metrics: dict[str, float] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for one in submitted:
+        result = next(results) if isinstance(one, StepFuture) else one
+        metrics.update(result.metrics)
+        facts[one.task_name if isinstance(one, StepFuture) else "rollout"] = dict(result.facts)
+    spans = spans_of([*futures, *ahead], at.iteration, at.attempt)
+    return Outcome(at=at, metrics=metrics, facts=facts, spans=spans, ahead=tuple(results))

@@ -1,0 +1,68 @@
+"""Opening a run: its folder, its cluster, its cast, and the state it starts from."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow
+from prefect.runtime import flow_run
+
+from configs.layout import process_groups
+from configs.run import RunConfig
+from resources.casting import start_process_group
+from tasks.api import CancelWatch, check_from_nodes
+from tasks.recovery import keep_snapshot
+from tasks.run_state import RunState
+from tasks.session import Session, open_directory, open_session
+
+
+@contextlib.contextmanager
+def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
+    """A new run, or the one in the folder `resume`; everything of it is gone from the cluster afterwards."""
+    config, directory = open_directory(config, None if resume is None else Path(resume))
+    try:
+        with open_session(config, directory) as run:
+            check_from_nodes()
+            with CancelWatch(flow_run.id) as watch:
+                run.check_cancelled = watch.check
+                _restore_state(run)
+                yield run
+    finally:
+        directory.release()
+
+
+def _restore_state(run: Session) -> None:
+    """Start from the newest whole checkpoint, if there is one; later lines of metrics and spans go."""
+    newest, problems = run.checkpoints.latest()
+    for problem in problems:
+        run.directory.event("checkpoint-ignored", problem=problem)
+    if newest is not None:
+        run.state = RunState.from_json(newest.state)
+        run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
+    run.directory.cut(run.directory.metrics, newest.metrics_bytes if newest is not None else 0)
+    run.directory.cut_after(run.directory.spans, run.state.iteration)
+    run.directory.event("resumed" if newest is not None else "started", iteration=run.state.iteration)
+
+
+def warm_up(run: Session, flow: Flow[Any, Any]) -> None:
+    """Run the supervised warm-up once in the life of a run, with its own workers on the actor's pool."""
+    if not run.needs_warm_up:
+        return
+    place = next(group for group in process_groups(run.config) if "actor" in group.roles[0])
+    groups = start_process_group(run.cluster, run.casting(), place, ["actor", "demonstrations"])
+    try:
+        run.hosts.attach(groups)
+        flow()
+    finally:
+        next(iter(groups.values())).shutdown()
+
+
+def prepare(run: Session, flow: Flow[Any, Any]) -> None:
+    """Start the cast and bring it to the run's state."""
+    if run.is_finished:
+        return
+    run.cast()
+    run.preparation = flow
+    run.synchronise()
+    keep_snapshot(run)

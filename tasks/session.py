@@ -1,0 +1,336 @@
+"""A run in progress: its folder, its cluster, its cast and where it stands. Lives in the controller, the flow process.
+
+The controller alone owns placement groups, worker groups and task hosts; flows call it by name and touch no tensor.
+"""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from configs.load import check_config, dump_config
+from configs.model import ModelConfig
+from configs.run import RunConfig
+from resources.casting import Casting, cast_groups
+from resources.checkpoints import CheckpointStore, Manifest
+from resources.cluster import Cluster
+from resources.placement import NoFit, fit
+from resources.run_directory import RunDirectory, read_lines
+from resources.telemetry.recorder import SpanFile
+from resources.worker_group import WorkerGroup
+from tasks.hosts import HostSet, pools_of_roles
+from tasks.outcome import Outcome, Submitted, gather
+from tasks.run_state import RunState
+from tasks.runner import StepFuture, bind_hosts
+from tasks.snapshots import Snapshot
+from tasks.stamp import Stamp
+from tasks.step import StepResult
+from tasks.steps import STEPS
+from tasks.subflow import call_iteration
+
+_CURRENT: list["Session"] = []
+WARM_UP_EPOCH = 1_000_000
+"""Far behind any epoch of training, so the warm-up has an order of rows of its own."""
+
+
+class DoesNotFitError(ValueError):
+    """The plan does not fit the live cluster; the text is preflight's table."""
+
+
+class Session:
+    """See `open_session`."""
+
+    def __init__(self, config: RunConfig, directory: RunDirectory, cluster: Cluster, hosts: HostSet) -> None:
+        self.config = config
+        self.directory = directory
+        self.cluster = cluster
+        self.hosts = hosts
+        self.groups: dict[str, WorkerGroup] = {}
+        self.checkpoints = CheckpointStore(directory.checkpoints)
+        self.state = RunState(kl_coef=config.algorithm.kl.coef)
+        self.spans = SpanFile(directory.spans)
+        self.attempt = 1
+        self.started = time.monotonic()
+        self.history: list[dict[str, Any]] = []
+        """Metrics lines of this process's iterations, for the console and the summary."""
+        self.first_validation: dict[str, float] = {}
+        self.resumed_folder: str | None = None
+        """Checkpoint that the stateful roles load before the first iteration."""
+        self.preparation: Flow[Any, Any] | None = None
+        self.verdict: str | None = None
+        self.listeners: list[Callable[[Session, Mapping[str, Any]], None]] = []
+        """Called with every committed metrics line."""
+        self.check_cancelled: Callable[[], None] = lambda: None
+        self.snapshot: Snapshot | None = None
+        self.recoveries = 0
+        self.inflight: list[StepFuture] = []
+        """Steps of the subflow that runs, or of the one that failed."""
+        self.suspects: set[str] = set()
+        self.lost_hosts: set[str] = set()
+        self._lap = time.monotonic()
+        self._ahead: dict[int, StepResult] = {}
+
+    # --- the cast -------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelConfig:
+        """The policy's start: what the warm-up made, once it is there, else the config's model."""
+        warmed = self.warm_model_folder
+        if not (warmed / "config.json").exists():
+            return self.config.model
+        own = self.config.model.model_dump()
+        return ModelConfig.model_validate(
+            {**own, "path": str(warmed), "build": None, "gguf_file": None, "tokenizer_path": None}
+        )
+
+    @property
+    def warm_model_folder(self) -> Path:
+        """Where the supervised warm-up publishes its model."""
+        return self.directory.path / "model"
+
+    def casting(self) -> Casting:
+        """What workers are made from."""
+        from tasks.graders_of import build_graders
+
+        return Casting(config=self.config, model=self.model, graders=tuple(build_graders(self.config)))
+
+    def cast(self) -> None:
+        """Start every worker group and give the task hosts their handles."""
+        self.groups = cast_groups(self.cluster, self.casting())
+        self.hosts.attach(self.groups)
+
+    # --- iterations -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every iteration is done."""
+        return self.state.iteration >= self.config.iterations
+
+    def stamp(self) -> Stamp:
+        """What the steps of the next iteration are told."""
+        return self.state.stamp(self.config, self.attempt)
+
+    @property
+    def should_validate(self) -> bool:
+        """Whether the iteration that is about to run ends with a validation."""
+        validation, done = self.config.validation, self.state.iteration + 1
+        if not validation.sources:
+            return False
+        is_last = done == self.config.iterations
+        return (validation.every > 0 and done % validation.every == 0) or (is_last and validation.at_end)
+
+    @property
+    def should_save(self) -> bool:
+        """Whether the iteration that is about to run ends with a full checkpoint; the last one always does."""
+        every, done = self.config.checkpoint.every, self.state.iteration + 1
+        return done == self.config.iterations or (every > 0 and done % every == 0)
+
+    @property
+    def should_validate_first(self) -> bool:
+        """Whether held-out prompts are scored before the first iteration."""
+        validation = self.config.validation
+        is_fresh = self.state.iteration == 0 and not self.first_validation
+        return bool(validation.sources) and validation.at_start and is_fresh
+
+    def needs(self, duty: str) -> bool:
+        """Whether this run has workers for `duty`."""
+        return duty in self.groups
+
+    @property
+    def trains_actor(self) -> bool:
+        """False while only the critic learns."""
+        return self.state.iteration >= self.config.algorithm.critic_warmup_iterations or not self.needs("critic")
+
+    def call(self, flow: Flow[Any, Any]) -> Outcome:
+        """Run the iteration's subflow; an API outage before its body starts is waited out."""
+        return call_iteration(
+            flow,
+            iteration=self.state.iteration,
+            attempt=self.attempt,
+            outage_seconds=self.config.recovery.prefect_outage_seconds,
+        )
+
+    def synchronise(self) -> None:
+        """Bring roles and engines to the run's state: load `resumed_folder` if set, then sync weights."""
+        if self.preparation is None:
+            raise RuntimeError("the run was not prepared; flows/ppo.py does it before its first iteration")
+        outcome = self.preparation()
+        self.resumed_folder = None
+        self.first_validation = self.first_validation or dict(outcome.metrics)
+        self.lap()
+
+    def gather(self, at: Stamp, submitted: Sequence[Submitted], ahead: Sequence[StepFuture] = ()) -> Outcome:
+        """Wait for the steps of a subflow; see `tasks.outcome.gather`."""
+        deadline = self.config.recovery.call_deadline_seconds
+        self.inflight = [*(one for one in submitted if isinstance(one, StepFuture)), *ahead]
+        return gather(at, submitted, ahead, deadline_seconds=deadline, check=self.check_cancelled)
+
+    def staging_folder(self) -> str:
+        """Where the next checkpoint is written before it is published."""
+        return str(self.checkpoints.begin(self.state.iteration + 1))
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        now = time.monotonic()
+        seconds, self._lap = now - self._lap, now
+        return seconds
+
+    def report(self, line: Mapping[str, Any]) -> None:
+        """Tell whoever watches (console, artifacts) of a committed iteration."""
+        for listener in self.listeners:
+            listener(self, line)
+
+    def validations(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Metrics of the first and of the last validation of the run."""
+        scored = [line for line in read_lines(self.directory.metrics) if "validation/accuracy" in line]
+        first = self.first_validation or (scored[0] if scored else {})
+        return first, (scored[-1] if scored else {})
+
+    # --- rollouts ahead -------------------------------------------------------------------------------------------
+
+    def take_rollout(self, at: Stamp) -> StepResult | None:
+        """The rollout of this iteration, if an earlier one sampled it ahead."""
+        return self._ahead.pop(at.iteration, None)
+
+    def rollouts_ahead(self, at: Stamp) -> list[Stamp]:
+        """Iterations up to `async_depth` ahead whose rollout is still to be submitted."""
+        last = min(at.iteration + self.config.async_depth, self.config.iterations - 1)
+        later = [number for number in range(at.iteration + 1, last + 1) if number not in self._ahead]
+        return [replace(at, iteration=number, start=at.start + (number - at.iteration) * at.count) for number in later]
+
+    def keep_ahead(self, results: Sequence[StepResult]) -> None:
+        """Remember rollouts sampled for later iterations, in the order `rollouts_ahead` named them."""
+        first = self.state.iteration + len(self._ahead)
+        self._ahead |= {first + offset: result for offset, result in enumerate(results)}
+
+    def forget_ahead(self) -> None:
+        """Rollouts sampled ahead came from weights that a rollback took back."""
+        self._ahead.clear()
+
+    # --- warm-up --------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_warm_up(self) -> bool:
+        """Whether the config asks for a supervised warm-up that was not published yet."""
+        return self.warm_up_steps > 0 and not (self.warm_model_folder / "config.json").exists()
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Optimizer steps of the warm-up."""
+        return self.config.sft.steps if self.config.sft is not None else 0
+
+    def warm_up_stamp(self) -> Stamp:
+        """The warm-up reads the first rows of the epoch before the first."""
+        rows = self.warm_up_steps * (self.config.sft.batch_size if self.config.sft is not None else 0)
+        return replace(self.stamp(), epoch=WARM_UP_EPOCH, start=0, count=rows)
+
+
+def current_session() -> Session:
+    """The session of the flow that runs in this process. Raises RuntimeError where there is none."""
+    if not _CURRENT:
+        raise RuntimeError("no run is open in this process; the iteration flow is called by the training flow")
+    return _CURRENT[-1]
+
+
+@contextlib.contextmanager
+def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session]:
+    """Check the plan against the live cluster, reserve the pools, start the task hosts.
+
+    Leaving the block, by any door, leaves nothing of the run on the cluster.
+
+    Raises:
+        DoesNotFitError: with preflight's table, before any placement group.
+        ClusterError, PoolError, WorkerFailed: as they come up.
+    """
+    with Cluster(
+        directory.run_id,
+        address=config.ray.address,
+        run_dir=directory.path,
+        num_cpus=config.ray.num_cpus,
+        num_gpus=config.ray.num_gpus,
+        object_store_bytes=config.ray.object_store_bytes,
+    ) as cluster:
+        placement = fit(config, cluster.inventory())
+        if isinstance(placement, NoFit):
+            raise DoesNotFitError(str(placement))
+        cluster.reserve(config.pools, config.ray.placement_deadline_seconds, placement.pins())
+        hosts = HostSet(
+            run_id=directory.run_id,
+            role_pools=pools_of_roles(config),
+            steps=STEPS,
+            placements={name: first_bundle(cluster, name) for name in config.pools},
+            config=config,
+        )
+        session = Session(config, directory, cluster, hosts)
+        try:
+            hosts.start()
+            with bind_hosts(hosts):
+                _CURRENT.append(session)
+                yield session
+        finally:
+            if session in _CURRENT:
+                _CURRENT.remove(session)
+            hosts.shutdown()
+
+
+def first_bundle(cluster: Cluster, pool: str) -> PlacementGroupSchedulingStrategy:
+    """Bundle 0 of a pool, where its task host lives; the host asks for no CPU of it."""
+    first = cluster.pools[pool].bundles[0]
+    return PlacementGroupSchedulingStrategy(first.group, placement_group_bundle_index=first.place.bundle_index)
+
+
+def open_directory(config: RunConfig, resume: Path | None) -> tuple[RunConfig, RunDirectory]:
+    """A new run folder for `config`, or the folder of the run to resume with the config stored there.
+
+    Raises RunDirectoryError when a new run's folder exists, a resumed one's does not, or another process holds it.
+    """
+    if resume is None:
+        directory = RunDirectory.create(Path(config.run_dir).absolute(), config.name)
+        directory.write_config(dump_config(config))
+        return config, directory
+    directory = RunDirectory.open(resume.absolute())
+    directory.acquire()
+    import yaml
+
+    stored = check_config(yaml.safe_load((directory.path / "config.yaml").read_text()), str(directory.path))
+    return stored, directory
+
+
+def config_digest(config: RunConfig) -> str:
+    """Identifies what must be the same for a resume to be exact."""
+    return hashlib.blake2b(json.dumps(dump_config(config), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def manifest_of(session: Session, metrics: Mapping[str, float]) -> Manifest:
+    """The manifest of the state the session is in now."""
+    state = session.state
+    metrics_file = session.directory.metrics
+    return Manifest(
+        run_id=session.directory.run_id,
+        iteration=state.iteration,
+        policy_version=state.policy_version,
+        data_position={"epoch": state.epoch, "start": state.start},
+        kl_coef=state.kl_coef,
+        config_digest=config_digest(session.config),
+        metrics_bytes=metrics_file.stat().st_size if metrics_file.exists() else 0,
+        metrics=dict(metrics),
+        state=state.to_json(),
+    )
+
+
+__all__: Sequence[str] = (
+    "DoesNotFitError",
+    "Session",
+    "config_digest",
+    "current_session",
+    "manifest_of",
+    "open_directory",
+    "open_session",
+)

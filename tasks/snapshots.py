@@ -1,0 +1,66 @@
+"""Snapshots in memory: the state of all stateful roles after an iteration, kept in the object store by reference.
+
+The controller owns the references, so neither a dead worker nor a dead task host takes them along; no tensor passes
+through it. A snapshot counts once every role and the run's own numbers are in it; then the one before it goes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from resources.casting import STATEFUL
+from resources.worker_group import WorkerGroup
+from tasks.run_state import RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything a rollback needs."""
+
+    state: RunState
+    metrics_bytes: int
+    pieces: Mapping[str, tuple[Any, ...]]
+    """Duty -> a reference per rank."""
+
+    def is_whole(self, timeout_seconds: float = 5.0) -> bool:
+        """Whether every piece is still in the object store (a lost node takes its pieces along)."""
+        refs = [ref for pieces in self.pieces.values() for ref in pieces]
+        try:
+            done, _ = (
+                ray.wait(refs, num_returns=len(refs), timeout=timeout_seconds, fetch_local=False) if refs else ([], [])
+            )
+        except ray.exceptions.RayError:
+            return False
+        return len(done) == len(refs) and all(_is_there(ref) for ref in done)
+
+    def fits(self, groups: Mapping[str, WorkerGroup]) -> bool:
+        """Whether the groups have as many ranks as when it was taken."""
+        return all(len(pieces) == groups[duty].world_size for duty, pieces in self.pieces.items())
+
+
+def take_snapshot(groups: Mapping[str, WorkerGroup], state: RunState, metrics_bytes: int) -> Snapshot:
+    """Ask every stateful role for its state, all at the same time. Raises WorkerFailed."""
+    calls = {duty: groups[duty].submit("snapshot") for duty in STATEFUL if duty in groups}
+    pieces = {duty: tuple(ref for _, ref in call.result()) for duty, call in calls.items()}
+    return Snapshot(state=state, metrics_bytes=metrics_bytes, pieces=pieces)
+
+
+def restore_snapshot(groups: Mapping[str, WorkerGroup], snapshot: Snapshot) -> None:
+    """Bring every stateful role back to the snapshot, all at the same time. Raises WorkerFailed."""
+    calls = [groups[duty].submit("restore", list(pieces)) for duty, pieces in snapshot.pieces.items()]
+    for call in calls:
+        call.result()
+
+
+def _is_there(ref: Any) -> bool:
+    try:
+        locations = ray.experimental.get_object_locations([ref])
+    except (ray.exceptions.RayError, ValueError):
+        return False
+    return (
+        bool(locations[ref]["node_ids"])
+        or locations[ref]["object_size"] is None
+        or locations[ref]["object_size"] < 102_400
+    )

@@ -1,0 +1,51 @@
+"""What the updates of actor and critic share: who does which rows in which optimizer step."""
+
+from collections.abc import Callable
+from typing import Any
+
+from configs.training import TrainedRoleConfig
+from resources.rows import Rows
+from resources.update_plan import make_update_plans
+from tasks.host import host
+from tasks.on_rows import update_facts
+from tasks.replies import Replies, call
+from tasks.stamp import Stamp
+
+
+def train(
+    duty: str,
+    at: Stamp,
+    rows: Rows,
+    settings: TrainedRoleConfig,
+    loss: Callable[..., Any],
+    *,
+    plan: dict[str, Any] | None = None,
+    **options: Any,
+) -> Replies:
+    """Run the optimizer steps of one iteration on the worker group of `duty`.
+
+    The plan is made once, from lengths and masks alone, for all ranks; each rank then reads only its own rows.
+    `plan` overrides settings of `make_update_plans`, `options` go to the worker's `update`.
+    """
+    config, group = host().config, host().group(duty)
+    row_ids, lengths, trained = update_facts(rows.load(("train_mask",)))
+    mesh, world_size = group.topology.mesh, group.world_size
+    planned = {
+        "num_mini_batches": config.algorithm.num_mini_batches,
+        "num_ppo_epochs": config.algorithm.num_ppo_epochs,
+        **(plan or {}),
+    }
+    plans = make_update_plans(
+        row_ids,
+        lengths,
+        trained,
+        dp_size=mesh.dp_size(world_size),
+        micro_batch_size=settings.micro_batch_size,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        seed=config.seed,
+        iteration=at.iteration,
+        **planned,
+    )
+    # Tensor- and sequence-parallel peers get the plan of their data-parallel rank.
+    per_rank = [plans[mesh.coordinates(rank, world_size).dp] for rank in range(world_size)]
+    return call(duty, "update", [rows.select(own.row_ids) for own in per_rank], per_rank, loss, **options)
