@@ -15,7 +15,7 @@ import cloudpickle
 import ray
 from prefect import Task
 
-SHIPPED_BY_NAME = ("tasks", "resources", "configs")
+SHIPPED_BY_NAME = ("tasks", "resources", "configs", "benchmarks")
 """Packages that every node has; a task defined elsewhere (a test, a notebook) travels by value."""
 
 
