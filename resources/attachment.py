@@ -61,6 +61,12 @@ class AttachedProcesses:
         """What the owner knows of a death."""
         return await_evidence(lambda: ask_supervisor(self.facts, None), timeout)
 
+    def newest_incarnation(self) -> int:
+        """What the cards of the run say; a restart writes a new one."""
+        run_id = self.facts.run_id
+        cards = [read_group_card(run_id, name) for run, name in list_cards("group", run_id) if run == run_id]
+        return max((card.facts.incarnation for card in cards if card.facts.name == self.facts.name), default=0)
+
     def log_tail(self, rank: int) -> list[str]:
         """Only the owner hears the beats."""
         return []

@@ -37,6 +37,8 @@ class Watched(Protocol):
 
     def evidence(self, timeout: float) -> Failure | None: ...
 
+    def newest_incarnation(self) -> int: ...
+
     def log_tail(self, rank: int) -> list[str]: ...
 
     def running(self) -> list[tuple[str | None, float]]: ...
@@ -58,6 +60,9 @@ def diagnose(
     root = choose_root(failures)
     if root.kind == "stale":
         return StaleGroup(root)
+    if root.is_death and processes.newest_incarnation() > processes.facts.incarnation:
+        detail = f"call of incarnation {root.incarnation}; the group is at {processes.newest_incarnation()}, attach again"
+        return StaleGroup(replace(root, kind="stale", detail=detail))
     if root.is_death:
         known = processes.evidence(_EVIDENCE_SECONDS)
         root = root if known is None else known

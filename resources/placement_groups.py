@@ -77,7 +77,7 @@ def _create(request: GroupRequest) -> PlacementGroup:
             strategy=request.strategy,
             name=request.name,
             lifetime="detached" if request.is_detached else None,
-            bundle_label_selector=[selector] * len(request.bundles) if selector else [],
+            bundle_label_selector=[selector] * len(request.bundles),
         )
     except RaySystemError as error:
         raise PoolError(f"{request.label}: Ray refused the placement group {request.name!r}: {error}") from error

@@ -109,6 +109,10 @@ class Processes:
         """What the supervisor knows of a death in this incarnation, waiting a little for it."""
         return await_evidence(lambda: self.home.supervisor.kept(self.name, self.incarnation), timeout)
 
+    def newest_incarnation(self) -> int:
+        """The present one; the owner never holds an old handle."""
+        return self.incarnation
+
     def log_tail(self, rank: int) -> list[str]:
         """The last log lines of a rank as its beats told them."""
         return self.home.supervisor.tail(self.name, self.incarnation, rank)
@@ -235,7 +239,9 @@ class Processes:
         for spec in self.specs:
             env |= spec.env
         threaded = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-        return {**env, **threaded, "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1", "CALLSHEET_RUN_ID": self.home.run_id}
+        # Off at the start, since Ray would import torch for it; the worker turns it on once torch is there.
+        zero_copy = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0"}
+        return {**env, **threaded, **zero_copy, "CALLSHEET_RUN_ID": self.home.run_id}
 
     def _check_devices(self, booted: Sequence[Mapping[str, Any]]) -> None:
         if self.claim.fraction >= 1.0 and self.pool.config.accelerators_per_bundle >= 1.0:

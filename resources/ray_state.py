@@ -3,10 +3,13 @@
 All reading of `ray._private` is here, so that a new version of Ray is checked in one place.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ray._private import state  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+from ray._private.tensor_serialization_utils import zero_copy_tensors_reducer
+from ray._private.worker import global_worker
 from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
 from ray.actor import ActorHandle
 from ray.util import list_named_actors
@@ -50,3 +53,12 @@ def named_actors() -> list[tuple[str, str]]:
 def reread_settings() -> None:
     """Let Ray read its environment again; it did when it was imported, which may have been before ours was set."""
     Config.initialize("")
+
+
+def enable_zero_copy_tensors() -> None:
+    """What RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1 does when Ray starts, for a process that has imported torch since.
+
+    Set at the start, the flag makes Ray import torch in every process, whether or not it ever sees a tensor.
+    """
+    context = global_worker.get_serialization_context()
+    context._register_cloudpickle_reducer(sys.modules["torch"].Tensor, zero_copy_tensors_reducer)
