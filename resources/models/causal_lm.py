@@ -4,10 +4,10 @@ Any `transformers` causal LM: a folder, a hub name, a GGUF file, or a tiny Llama
 loaded; arithmetic in bfloat16 is the business of `sharding.py`. Code shipped beside weights is never run.
 """
 
+import copy
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -22,11 +22,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from configs.model import ModelConfig, ModelShape
 from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
 
 CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
+transformers_logging.disable_progress_bar()
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 DROPOUT_KEYS = (
     "attention_dropout",
@@ -50,43 +52,69 @@ def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
     Raises ModelError for a folder without weights or a model that is no causal LM.
     """
     if model.build == "tiny":
-        return _build_tiny(_shape(model), model.attention, seed)
-    path = _checked_path(model)
-    config = load_model_config(model)
-    _disable_dropout(config)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation=model.attention,
-        trust_remote_code=False,
-        gguf_file=model.gguf_file,
-    )
-    return loaded.float()
+        built = _build_tiny(_shape(model), model.attention, seed)
+    else:
+        model = _plain(model)
+        config = load_model_config(model)
+        _disable_dropout(config)
+        built = AutoModelForCausalLM.from_pretrained(
+            _checked_path(model),
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=model.attention,
+            trust_remote_code=False,
+        )
+    # A padding index would silence the gradient of a token that real text may hold (pad is often end of sequence).
+    built.get_input_embeddings().padding_idx = None
+    return built
 
 
 def load_model_config(model: ModelConfig) -> PretrainedConfig:
     """The architecture of the configured model."""
     if model.build == "tiny":
         return _tiny_config(_shape(model))
-    return AutoConfig.from_pretrained(_checked_path(model), trust_remote_code=False, **_gguf(model))
+    return AutoConfig.from_pretrained(_checked_path(_plain(model)), trust_remote_code=False)
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer, checked against the model's embeddings.
 
     Raises ModelError when it has more tokens than the model has embeddings, or no end-of-sequence token, or when
-    padding and end of sequence are one token.
+    padding and end of sequence are one token and no spare token exists.
     """
-    config = load_model_config(model)
-    if model.build == "tiny" and model.tokenizer_path is None:
-        tokenizer = build_character_tokenizer(_shape(model).max_positions)
-    elif model.tokenizer_path is not None:
-        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path, trust_remote_code=False)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(_checked_path(model), trust_remote_code=False, **_gguf(model))
-    check_tokenizer(tokenizer, config)
+    model = _plain(model)
+    tokenizer = _read_tokenizer(model)
+    check_tokenizer(tokenizer, load_model_config(model))
     return tokenizer
+
+
+def _read_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    if model.tokenizer_path is not None:
+        return AutoTokenizer.from_pretrained(model.tokenizer_path, trust_remote_code=False)
+    if model.build == "tiny":
+        return build_character_tokenizer(_shape(model).max_positions)
+    packed = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
+    return AutoTokenizer.from_pretrained(_checked_path(model), trust_remote_code=False, **packed)
+
+
+def _plain(model: ModelConfig) -> ModelConfig:
+    """The same model as a plain folder: a GGUF file is de-quantised once into the cache, for every role and run."""
+    if model.gguf_file is None:
+        return model
+    return model.model_copy(update={"path": str(prepare_model_folder(model, 0)), "gguf_file": None})
+
+
+def _dequantised(model: ModelConfig) -> PreTrainedModel:
+    """The GGUF file's weights in float32, in a plain model that knows nothing of quantisation."""
+    packed = AutoModelForCausalLM.from_pretrained(
+        _checked_path(model), dtype=torch.float32, trust_remote_code=False, gguf_file=model.gguf_file
+    )
+    config = copy.deepcopy(packed.config)
+    config.__dict__.pop("quantization_config", None)
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    plain.load_state_dict(packed.state_dict())
+    plain.config.architectures = [type(plain).__name__]
+    return plain
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
@@ -126,9 +154,13 @@ def prepare_model_folder(model: ModelConfig, seed: int, cache: Path = CACHE) -> 
     target = cache / "models" / _fingerprint(model, seed)
     if not (target / "config.json").exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
-        save_model_folder(build_causal_lm(model, seed), load_tokenizer(model), staging)
-        _publish(staging, target)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-", ignore_cleanup_errors=True) as scratch:
+            staging = Path(scratch) / "model"
+            loaded = _dequantised(model) if model.gguf_file is not None else build_causal_lm(model, seed)
+            tokenizer = _read_tokenizer(model)
+            check_tokenizer(tokenizer, loaded.config)
+            save_model_folder(loaded, tokenizer, staging)
+            _publish(staging, target)
     return target
 
 
@@ -145,7 +177,6 @@ def _publish(staging: Path, target: Path) -> None:
         # Another process was first; its folder holds the same bytes.
         if not (target / "config.json").exists():
             raise
-        shutil.rmtree(staging)
 
 
 def _fingerprint(model: ModelConfig, seed: int) -> str:
@@ -184,10 +215,6 @@ def _checked_path(model: ModelConfig) -> str:
 
 def _names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())[:8]
-
-
-def _gguf(model: ModelConfig) -> dict[str, str]:
-    return {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
 
 
 def _shape(model: ModelConfig) -> ModelShape:
