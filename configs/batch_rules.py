@@ -14,7 +14,7 @@ def divisors_near(total: int, wanted: int, count: int = 4) -> list[int]:
     """The divisors of `total` nearest to `wanted`, in rising order.
 
     >>> divisors_near(96, 5)
-    [3, 4, 6, 8]
+    [2, 3, 4, 6]
     """
     divisors = [number for number in range(1, total + 1) if total % number == 0]
     return sorted(sorted(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))[:count])

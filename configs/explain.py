@@ -78,7 +78,10 @@ def _explain_one(details: ErrorDetails) -> Iterator[Problem]:
         ]
         close = nearest(str(value), expected)
         yield Problem(
-            path, value, "it must be one of " + ", ".join(expected), f"did you mean {close}?" if close else "pick one of them"
+            path,
+            value,
+            "it must be one of " + ", ".join(expected),
+            f"did you mean {close}?" if close else "pick one of them",
         )
     elif kind.endswith("_type"):
         wanted = message.removeprefix("Input should be ").removeprefix("a valid ")

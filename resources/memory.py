@@ -72,20 +72,26 @@ def lora_parameters(shape: ModelShape, lora: LoraConfig) -> int:
     return shape.num_layers * sum(lora.rank * sum(sides[name]) for name in lora.target_modules if name in sides)
 
 
-def activation_bytes(shape: ModelShape, model: ModelConfig, tokens: int, longest: int) -> int:
-    """What the forward of `tokens` tokens keeps for the backward.
+def layer_numbers(shape: ModelShape, model: ModelConfig, longest: int) -> int:
+    """Numbers that one layer keeps of one token for its backward: 8 hidden + 4 intermediate + 2 kv.
 
-    A layer keeps 6 hidden + 4 intermediate + 2 kv numbers a token (norm inputs and outputs, q, attention output, both
-    residuals; gate, up, activation, product; k and v); eager attention keeps heads x longest more. With checkpointing
-    each layer keeps its input alone, and one layer is whole at a time.
+    Inputs and outputs of both norms, q, the attention's output, both residuals; gate, up, activation, product; k and v.
+    Eager attention keeps the scores and their softmax too: 2 heads x longest.
     """
-    per_token = 6 * shape.hidden_size + 4 * shape.intermediate_size + 2 * shape.kv_width
-    if model.attention == "eager":
-        per_token += 2 * shape.num_heads * longest
-    kept = shape.num_layers * per_token
+    numbers = 8 * shape.hidden_size + 4 * shape.intermediate_size + 2 * shape.kv_width
+    return numbers + (2 * shape.num_heads * longest if model.attention == "eager" else 0)
+
+
+def activation_bytes(shape: ModelShape, model: ModelConfig, tokens: int, longest: int) -> int:
+    """What the forward of `tokens` tokens keeps for the backward, the final norm (2 hidden) included.
+
+    With checkpointing each layer keeps its input alone, and one layer is whole at a time.
+    """
+    layer = layer_numbers(shape, model, longest)
+    kept = shape.num_layers * layer
     if model.gradient_checkpointing:
-        kept = shape.num_layers * shape.hidden_size + per_token
-    return tokens * kept * DTYPE_BYTES[model.dtype]
+        kept = shape.num_layers * shape.hidden_size + layer
+    return tokens * (kept + 2 * shape.hidden_size) * DTYPE_BYTES[model.dtype]
 
 
 def logit_bytes(shape: ModelShape, tokens: int, chunk_tokens: int, outputs: int | None = None) -> int:
@@ -129,10 +135,10 @@ def forward_memory(
     size = DTYPE_BYTES[model.dtype]
     sequences = role.log_prob_micro_batch_size or role.micro_batch_size
     tokens = role.micro_batch_tokens or sequences * longest
-    per_token = 6 * shape.hidden_size + 4 * shape.intermediate_size + 2 * shape.kv_width
+    logits = logit_bytes(shape, tokens, role.log_prob_chunk_tokens)
     return RoleMemory(
         weights=-(-shape.num_parameters * size // shards),
-        activations=tokens * per_token * size + logit_bytes(shape, tokens, role.log_prob_chunk_tokens),
+        activations=tokens * layer_numbers(shape, model, longest) * size + logits,
         communication=PREFETCHED_LAYERS * shape.num_layer_parameters * size if shards > 1 else 0,
     )
 
@@ -156,44 +162,42 @@ def rollout_memory(config: RunConfig, shape: ModelShape, *, is_gpu: bool, rows: 
     return RoleMemory(
         weights=weights,
         kv_cache=cache,
-        activations=running * (6 * shape.hidden_size + 4 * shape.intermediate_size) * DTYPE_BYTES[dtype]
-        + running * shape.vocab_size * 4,
+        activations=running * (layer_numbers(shape, config.model, longest) * DTYPE_BYTES[dtype] + shape.vocab_size * 4),
         communication=min(rollout.bucket_bytes, shape.num_parameters * DTYPE_BYTES[dtype]),
     )
 
 
 def memory_of_duties(config: RunConfig, shapes: dict[str, ModelShape]) -> dict[str, RoleMemory]:
     """Duty -> memory of one of its ranks. `shapes` is by the paths of `models_of`: "model", "critic.model"."""
-    longest = config.data.max_prompt_length + config.rollout.max_response_length
-    student = shapes["model"]
     table: dict[str, RoleMemory] = {}
     for group in process_groups(config):
-        pool = config.pools[group.pool]
+        is_gpu = config.pools[group.pool].accelerator != "none"
         for duty in (duty for role in group.roles for duty in duties_of_role(role)):
-            ranks = data_parallel_size(config, duty) if duty != "advantage" else 1
-            if duty == "actor":
-                table[duty] = training_memory(config.model, student, config.actor, ranks=ranks, longest=longest)
-            elif duty == "critic":
-                model = config.critic.model or config.model
-                shape = shapes.get("critic.model", student)
-                table[duty] = training_memory(
-                    model, shape, config.critic, ranks=ranks, longest=longest, has_value_head=True
-                )
-            elif duty == "reference" and config.model.lora is None and config.algorithm.needs_reference:
-                table[duty] = forward_memory(config.model, student, config.actor, shards=ranks, longest=longest)
-            elif duty == "rollout":
-                rows = -(-config.rows_per_iteration // ranks)
-                is_gpu = pool.accelerator != "none"
-                table[duty] = rollout_memory(config, student, is_gpu=is_gpu, rows=rows, longest=longest)
-            elif duty in ("teacher", "reward"):
-                for name in [
-                    name for name in shapes if name.startswith({"teacher": "teachers.", "reward": "reward."}[duty])
-                ]:
-                    model = model_at(config, name)
-                    memory = forward_memory(model, shapes[name], config.actor, shards=1, longest=longest)
-                    if duty not in table or memory.total > table[duty].total:
-                        table[duty] = memory  # Each model has ranks of its own; the largest is shown.
+            memory = _memory_of(config, duty, shapes, is_gpu)
+            if memory is not None:
+                table[duty] = memory
     return table
+
+
+def _memory_of(config: RunConfig, duty: str, shapes: dict[str, ModelShape], is_gpu: bool) -> RoleMemory | None:
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    student = shapes["model"]
+    ranks = data_parallel_size(config, duty) if duty != "advantage" else 1
+    if duty == "actor":
+        return training_memory(config.model, student, config.actor, ranks=ranks, longest=longest)
+    if duty == "critic":
+        model, shape = config.critic.model or config.model, shapes.get("critic.model", student)
+        return training_memory(model, shape, config.critic, ranks=ranks, longest=longest, has_value_head=True)
+    if duty == "reference" and config.model.lora is None and config.algorithm.needs_reference:
+        return forward_memory(config.model, student, config.actor, shards=ranks, longest=longest)
+    if duty == "rollout":
+        rows = -(-config.rows_per_iteration // ranks)
+        return rollout_memory(config, student, is_gpu=is_gpu, rows=rows, longest=longest)
+    # Each teacher and each reward model has ranks of its own; the largest is shown.
+    prefix = {"teacher": "teachers.", "reward": "reward."}.get(duty, "(none)")
+    models = [(model, shapes[path]) for path, model in models_of(config).items() if path.startswith(prefix)]
+    found = [forward_memory(model, shape, config.actor, shards=1, longest=longest) for model, shape in models]
+    return max(found, key=lambda memory: memory.total, default=None)
 
 
 def process_bytes(config: RunConfig, duties: tuple[str, ...], is_gpu: bool) -> int:
@@ -220,8 +224,3 @@ def models_of(config: RunConfig) -> dict[str, ModelConfig]:
         if grader.model is not None:
             models[f"reward.graders.{index}.model"] = grader.model
     return models
-
-
-def model_at(config: RunConfig, path: str) -> ModelConfig:
-    """The model that stands at `path` of `models_of`."""
-    return models_of(config)[path]

@@ -1,0 +1,133 @@
+"""`callsheet plan` as a person and as a program call it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_config, preset_names
+from flows.cli import main
+from resources.node_resources import parse_nodes
+from resources.plan import build_plan
+
+ROOT = Path(__file__).parents[2]
+NODES = "2x(gpu=8,cpu=96,mem=900GiB,type=H100)"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_fits_its_machine(name: str, capsys: pytest.CaptureFixture[str]):
+    is_cpu = all(pool.accelerator == "none" for pool in load_config(name).pools.values())
+    code, out, _ = run(capsys, "plan", name, "--json", *([] if is_cpu else ["--nodes", NODES]))
+    sheet = json.loads(out)
+    assert (code, sheet["fits"], sheet["refusals"]) == (0, True, [])
+    assert sheet["pins"]
+    assert all(rank["env"]["RANK"] == str(rank["rank"]) for rank in sheet["ranks"])
+
+
+def test_planning_every_preset_imports_neither_torch_nor_ray():
+    code = (
+        "import sys, contextlib, io; from flows.cli import main; from configs.load import preset_names\n"
+        f"nodes = ['--nodes', {NODES!r}]\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    codes = [main(['plan', name, *more]) for name in preset_names() for more in (nodes, [*nodes, '--json'])]\n"
+        "    main(['plan', 'quickstart'])\n"
+        "heavy = {'torch', 'ray', 'prefect', 'vllm', 'transformers', 'tensordict', 'numpy'} & set(sys.modules)\n"
+        "print(sum(codes), len(codes), sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == f"0 {2 * len(preset_names())} []", done.stderr
+
+
+def test_the_sheet_shows_placement_environment_batch_and_memory(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "plan", "gsm8k-qwen2.5-1.5b-8gpu-split-pools", "--nodes", NODES)
+    assert code == 0
+    for part in (
+        "Who works where",
+        "Environment",
+        "Other processes",
+        "Nodes",
+        "Batch of an iteration",
+        "Memory of a rank",
+    ):
+        assert part in out
+    assert "critic, rank 1 of 2" in out
+    assert "It fits." in out
+
+
+def test_what_does_not_fit_ends_with_2_and_the_table(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "plan", "gsm8k-qwen2.5-1.5b-2x8gpu", "--nodes", "(gpu=16,cpu=256)")
+    assert code == 2
+    assert "wants at least 2 distinct nodes and 1 can be used" in out
+    assert "pool main of this run holds 64 CPU, 8 GPU" in out
+
+
+def test_what_does_not_fit_is_told_to_programs_too(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "plan", "gsm8k-qwen2.5-0.5b-1gpu", "--nodes", "(cpu=64)", "--json")
+    sheet = json.loads(out)
+    assert (code, sheet["fits"], sheet["no_fit"]["pool"]) == (2, False, "main")
+    assert sheet["no_fit"]["wanted"] == {"CPU": 8.0, "GPU": 1.0}
+
+
+def test_state_larger_than_the_accelerator_does_not_fit(capsys: pytest.CaptureFixture[str]):
+    small = "(gpu=8,cpu=96,vram=8GiB)"
+    code, out, _ = run(capsys, "plan", "gsm8k-qwen2.5-1.5b-8gpu-split-pools", "--nodes", small, "--json")
+    assert code == 2
+    assert json.loads(out)["refusals"][0].startswith("pool training: weights, gradients and optimizer states")
+
+
+def test_an_estimate_over_the_accelerator_is_a_remark_not_a_refusal():
+    config = load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools")
+    plan = build_plan(config, parse_nodes("(gpu=8,cpu=96,vram=16GiB)"))
+    assert plan.does_fit
+    assert any("take about" in remark for remark in plan.remarks)
+
+
+def test_a_cache_too_small_for_all_sequences_is_a_remark():
+    config = load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools", ["rollout.gpu_memory_fraction=0.1"])
+    plan = build_plan(config, parse_nodes(NODES))
+    # 8 GiB less weights of 2.875 GiB leave 5.125 GiB; a sequence of 1,536 tokens x 28 KiB takes 42 MiB
+    assert any("leaves room for 124 whole sequences and up to 256 run at once" in remark for remark in plan.remarks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", "quickstrt"], "did you mean quickstart?"),
+        (["plan", "quickstart", "--set", "algorithm.kl_coeff=1"], "did you mean algorithm.kl.coef?"),
+        (["plan", "quickstart", "--nodes", "2x(gpu=0)"], "--nodes holds gpu=0"),
+        (["plan", "quickstart", "--nodes", "(cpu=4)", "--address", "h:1"], "give one of them"),
+        (["plan", "quickstart", "--address", "127.0.0.1:1"], "nobody listens at 127.0.0.1:1"),
+        (["plan", "quickstart", "--set", "model={path: some/model}"], "model.shape is missing"),
+    ],
+)
+def test_a_refusal_is_one_block_and_ends_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_refusal_is_json_when_json_was_asked_for(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "plan", "quickstart", "--json", "--set", "seed=x")
+    assert code == 2
+    assert json.loads(out) == {
+        "fits": False,
+        "refusals": [
+            "seed is 'x'; it must be an integer, and nothing is converted; numbers and true/false stand without quotes"
+        ],
+    }
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["plan", "quickstart", "--nods", "x"], ["plann"]])
+def test_a_wrong_command_line_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert err

@@ -1,0 +1,58 @@
+"""A model's shape from the config, or from a local config.json, or a refusal that names the key."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.model import ModelConfig, ModelShape
+from configs.problems import ConfigError
+from resources.model_shapes import shape_of
+
+LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def folder(tmp_path: Path, **changed: object) -> ModelConfig:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changed))
+    return ModelConfig(path=str(tmp_path))
+
+
+def test_a_config_json_is_read(tmp_path: Path):
+    assert shape_of("model", folder(tmp_path)) == ModelShape(
+        num_layers=2, hidden_size=8, intermediate_size=16, num_heads=2, num_kv_heads=1, vocab_size=10, max_positions=64
+    )
+
+
+def test_a_head_width_of_its_own_is_kept(tmp_path: Path):
+    assert shape_of("model", folder(tmp_path, head_dim=16)).kv_width == 16
+
+
+def test_gpt2s_names_and_its_missing_inner_size_are_understood(tmp_path: Path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"n_layer": 2, "n_embd": 8, "n_head": 2, "n_inner": None, "n_positions": 32, "vocab_size": 10})
+    )
+    shape = shape_of("model", ModelConfig(path=str(tmp_path)))
+    assert (shape.intermediate_size, shape.max_positions, shape.tied_embeddings) == (32, 32, False)
+
+
+def test_the_configs_own_shape_comes_first(tmp_path: Path):
+    own = ModelShape(num_layers=1, hidden_size=4, intermediate_size=4, num_heads=1, vocab_size=4)
+    model = folder(tmp_path).model_copy(update={"shape": own})
+    assert shape_of("model", model) is own
+
+
+def test_a_hub_name_without_a_shape_is_refused_and_never_fetched():
+    with pytest.raises(ConfigError, match=r"critic\.model\.shape is missing; .*nothing is fetched to plan"):
+        shape_of("critic.model", ModelConfig(path="someone/model"))
+
+
+def test_a_config_json_that_tells_no_shape_is_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no shape can be read from it"):
+        shape_of("model", ModelConfig(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="it is not JSON"):
+        shape_of("model", ModelConfig(path=str(tmp_path)))
