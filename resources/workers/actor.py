@@ -1,6 +1,7 @@
 """The actor: scores responses under the policy, and trains it."""
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +9,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from resources.dispatch import Dispatch, dispatch
-from resources.models.causal_lm import build_causal_lm
+from resources.models.causal_lm import build_causal_lm, load_tokenizer
+from resources.models.export import export_folder
 from resources.models.log_probs import head_of
 from resources.models.lora import adapter_layers, adapters_off, add_adapters, merged_names, merged_tensors
 from resources.models.policy import PolicyModel
@@ -109,6 +111,14 @@ class ActorWorker(TrainedWorker):
         yield from in_buckets(
             merged_tensors(self.module.lm), bucket_bytes, wire_dtype or self.model_config.dtype, self._ties()
         )
+
+    @dispatch(Dispatch.BROADCAST)
+    def export(self, folder: str) -> None:
+        """Write the policy (adapters merged) as a Hugging Face folder; all ranks gather, rank 0 writes."""
+        gathered = [pair for bucket in self.export_weights(wire_dtype="float32") for pair in bucket]
+        if self.rank == 0:
+            lm = self.module.lm
+            export_folder(Path(folder), lm.config, load_tokenizer(self.model_config), gathered)
 
     @dispatch(Dispatch.BROADCAST)
     def checksum(self, wire_dtype: str | None = None) -> dict[str, int]:

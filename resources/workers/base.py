@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
@@ -22,6 +23,7 @@ from resources.micro_batches import fill_fraction, split_by_count, split_by_toke
 from resources.models.layout import lay_out
 from resources.models.sharding import CommunicationClock, ParallelLayout, join_ranks
 from resources.ranks import Mesh, device_index
+from resources.telemetry.flops import PEAK_FLOPS, flop_utilisation, model_flops
 from resources.workers.padding import pad_rows, stand_in
 
 Status = dict[str, Any]
@@ -51,6 +53,7 @@ class Stopwatch:
         self.rank, self.device, self.clock = rank, device, clock
         self.phases = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
         self.facts: dict[str, float] = {}
+        self.accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._start, self._cpu, self._communicated = time.monotonic(), time.process_time(), clock.seconds
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -67,6 +70,9 @@ class Stopwatch:
     def spans(self) -> dict[str, float]:
         """The record of this rank: fields of `RankSpan` and facts by the names in `telemetry/facts.py`."""
         end = time.monotonic()
+        utilisation = flop_utilisation(self.facts.get("model_flops", 0.0), end - self._start, _card(self.accelerator))
+        if utilisation is not None:
+            self.facts["flop_utilisation"] = utilisation
         tokens = self.facts.get("tokens", 0)
         return {
             "rank": self.rank,
@@ -79,6 +85,11 @@ class Stopwatch:
             **{f"{name}_seconds": seconds for name, seconds in self.phases.items()},
             **self.facts,
         }
+
+
+def _card(device_name: str) -> str:
+    """The type in the table of peaks that a device's full name contains."""
+    return next((card for card in PEAK_FLOPS if card in device_name.replace(" ", "-")), "")
 
 
 def _peak_memory(device: torch.device) -> int:
@@ -110,9 +121,14 @@ class ModelWorker:
         self.layout: ParallelLayout = join_ranks(self.rank, self.world_size, mesh, self.device.type)
         self.clock = CommunicationClock()
         self.num_parameters = 0
+        self.shape: tuple[int, int] | None = None
+        """Layers and width, for counting operations."""
 
     def lay_out(self, module: nn.Module, *, is_trained: bool) -> tuple[str, ...]:
         """Put the whole, CPU-resident `module` onto this role's ranks; see `resources/models/layout.py`."""
+        self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
+        config = next(part.config for part in module.modules() if isinstance(part, PreTrainedModel)).get_text_config()
+        self.shape = (int(config.num_hidden_layers), int(config.hidden_size))
         return lay_out(
             module,
             self.model_config,
@@ -129,6 +145,19 @@ class ModelWorker:
         watch.facts["num_parameters"] = self.num_parameters
         return watch
 
+    def note_flops(self, watch: Stopwatch, lengths: Sequence[int], *, is_training: bool) -> None:
+        """Operations the model needs for rows of these lengths."""
+        if self.shape is None or not lengths:
+            return
+        watch.facts["model_flops"] = model_flops(
+            num_parameters=self.num_parameters,
+            num_layers=self.shape[0],
+            hidden_size=self.shape[1],
+            tokens=sum(lengths),
+            mean_length=sum(length * length for length in lengths) / max(1, sum(lengths)),
+            is_training=is_training,
+        )
+
     def scoring_batches(self, rows: TensorDictBase, watch: Stopwatch) -> list[list[int]]:
         """Positions of `rows` per forward pass without gradients; as many passes on every rank."""
         lengths = row_lengths(rows.get("input_ids")).tolist()
@@ -141,6 +170,7 @@ class ModelWorker:
             "micro_batches": len(batches),
             "micro_batch_fill": fill_fraction(lengths, batches),
         }
+        self.note_flops(watch, lengths, is_training=False)
         if self.world_size > 1:
             busiest = torch.tensor(len(batches), device=self.device)
             with self.clock:

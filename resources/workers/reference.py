@@ -24,10 +24,9 @@ class ReferenceWorker(ModelWorker):
     column = "ref_log_probs"
 
     def __init__(self, model: ModelConfig, settings: TrainedRoleConfig, seed: int, **options: Any) -> None:
-        super().__init__(model, settings, seed, **options)
+        super().__init__(model.model_copy(update={"lora": None}), settings, seed, **options)
         lm = build_causal_lm(model, seed).requires_grad_(False)
         self.module = PolicyModel(lm, settings.log_prob_chunk_tokens)
-        self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.lay_out(self.module, is_trained=False)
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))

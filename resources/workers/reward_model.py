@@ -22,7 +22,6 @@ class RewardModelWorker(ModelWorker):
     def __init__(self, model: ModelConfig, settings: TrainedRoleConfig, seed: int, **options: Any) -> None:
         super().__init__(model, settings, seed, **options)
         self.module = SequenceScorer(load_reward_model(model).requires_grad_(False))
-        self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.lay_out(self.module, is_trained=False)
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))

@@ -40,7 +40,6 @@ class TrainedWorker(ModelWorker):
     def __init__(self, model: ModelConfig, settings: TrainedRoleConfig, seed: int, **options: Any) -> None:
         super().__init__(model, settings, seed, **options)
         self.module = self.build_module()
-        self.num_parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.partial_gradients = self.lay_out(self.module, is_trained=True)
         self.optimizer = RoleOptimizer(self.parameters(), settings.optimizer, self.world_size, self.clock)
         self.is_offloaded = False
@@ -157,6 +156,7 @@ class TrainedWorker(ModelWorker):
             "optimizer_steps": self.optimizer.steps,
             "nonfinite_steps": self.optimizer.skipped_steps,
         }
+        self.note_flops(watch, [lengths[row] for ids in passes for row in ids], is_training=True)
 
     def state(self) -> dict[str, Any]:
         """`tensors` (cut ones as DTensors; loading may write into them in place) and JSON `scalars`.
