@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from configs.model import ModelConfig
 from configs.reward import RewardConfig
 from resources.batch import make_shard, row_lengths
 from resources.dispatch import Dispatch, dispatch
@@ -22,6 +23,7 @@ from resources.reward_loop import RewardLoop
 from resources.reward_scores import NAN, Grade, Moments, Tally, combine, shape_scores
 
 Status = dict[str, Any]
+Decoder = Callable[[Sequence[int]], str]
 
 SCORE_SECONDS = 600.0
 """Deadline of `score`, when the caller gives none."""
@@ -34,19 +36,21 @@ class RewardWorker:
     role = "reward"
 
     def __init__(
-        self, reward: RewardConfig, tokenizer: "str | Path | Callable[[Sequence[int]], str]", graders: Sequence[Grader]
+        self, reward: RewardConfig, tokenizer: ModelConfig | str | Path | Decoder, graders: Sequence[Grader]
     ) -> None:
-        """`tokenizer`: its folder, or a function from token ids to text.
+        """`tokenizer`: the policy's model, a tokenizer's folder, or a function from token ids to text.
 
         Raises GraderImportError or SandboxUnavailableError for a grader that cannot run on this node.
         """
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self._config = reward
         self._graders = tuple(graders)
-        self._decode = tokenizer if callable(tokenizer) else load_decoder(Path(tokenizer))
+        self._decode = tokenizer if callable(tokenizer) else load_decoder(tokenizer)
         self._moments = Moments()
         self._scored: dict[str, TensorDict] = {}
-        self._loop = RewardLoop(self._graders, reward.processes, build_backends(graders, reward.processes, self.world_size))
+        self._loop = RewardLoop(
+            self._graders, reward.processes, build_backends(graders, reward.processes, self.world_size)
+        )
 
     @dispatch(Dispatch.PER_RANK, split=("rows",))
     def begin(self, batch_id: str, rows: Sequence[FinishedRow]) -> None:
@@ -78,7 +82,9 @@ class RewardWorker:
         Raises RewardStoppedError, TimeoutError, ValueError.
         """
         started = time.monotonic()
-        samples = [self._sample(row) for row in finished_rows(rows) if owner_of(row.group_id, self.world_size) == self.rank]
+        samples = [
+            self._sample(row) for row in finished_rows(rows) if owner_of(row.group_id, self.world_size) == self.rank
+        ]
         found = self._loop.finish(batch_id, samples, deadline_seconds)
         grades = {row_id: {**given, **_external(row_id, external)} for row_id, given in found.grades.items()}
         truncated = None if is_validation else self._config.truncated_score
@@ -95,7 +101,6 @@ class RewardWorker:
             scores = shape_scores(scores, None, self._config.clip)
         status = {
             "metrics": tally.metrics,
-            "row_ids": [sample.row_id for sample in samples],
             "moments": moments.to_json(),
             "causes": tally.first_causes(),
             "graders": tally.graders(self._graders, self._loop.workers),
@@ -106,14 +111,14 @@ class RewardWorker:
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
     def normalise(self, batch_id: str, moments: Mapping[str, float]) -> tuple[Status, TensorDict]:
-        """Final scores of a batch: divided by the running standard deviation that `moments` (of all ranks) updates, clipped."""
+        """Final scores: over the running standard deviation that `moments` (of all ranks) updates, then clipped."""
         started = time.monotonic()
         self._moments = self._moments + Moments.from_json(moments)
         shard = self._scored.pop(batch_id)
         shaped = shape_scores(shard["scores"].tolist(), self._moments.std, self._config.clip)
         shard = make_shard({**dict(shard.items()), "scores": torch.tensor(shaped, dtype=torch.float32)})
         spans = {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": len(shaped)}
-        return {"metrics": {}, "row_ids": shard["row_ids"].tolist(), "spans": spans}, shard
+        return {"metrics": {}, "state": self.state(), "spans": spans}, shard
 
     @dispatch(Dispatch.BROADCAST)
     def forget(self, batch_id: str) -> None:
@@ -146,17 +151,30 @@ class RewardWorker:
             del self._scored[next(iter(self._scored))]
 
 
-def load_decoder(folder: Path) -> Callable[[Sequence[int]], str]:
-    """Token ids -> text without special tokens, from a folder with tokenizer.json or any tokenizer transformers reads."""
-    if (folder / "tokenizer.json").is_file():
+def load_decoder(tokenizer: ModelConfig | str | Path) -> Decoder:
+    """Token ids -> text without special tokens, from a model's config or a tokenizer's folder.
+
+    A folder with tokenizer.json needs no transformers, which costs seconds to import.
+    """
+    folder = tokenizer if isinstance(tokenizer, str | Path) else _tokenizer_folder(tokenizer)
+    if folder is not None and (Path(folder) / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
-        fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        fast = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
         return lambda ids: fast.decode(list(ids), skip_special_tokens=True)
-    from transformers import AutoTokenizer  # only for tokenizers without that file: it costs seconds to import
+    if isinstance(tokenizer, ModelConfig):
+        from resources.models.causal_lm import load_tokenizer
 
-    slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        slow = load_tokenizer(tokenizer)
+    else:
+        from transformers import AutoTokenizer
+
+        slow = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     return lambda ids: slow.decode(list(ids), skip_special_tokens=True)
+
+
+def _tokenizer_folder(model: ModelConfig) -> str | None:
+    return model.tokenizer_path or (model.path if model.gguf_file is None else None)
 
 
 def finished_rows(rows: TensorDictBase) -> list[FinishedRow]:
