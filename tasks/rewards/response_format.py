@@ -1,0 +1,34 @@
+"""Whether a response has the form that was asked for."""
+
+import re
+from collections.abc import Mapping
+
+from tasks.rewards.score import Score
+
+THINK_THEN_ANSWER = r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*"
+"""One block of thought, one answer, and nothing else."""
+
+CUT = "length"
+"""The finish reason of a response that ran into the length limit."""
+
+
+def response_format(
+    prompt: str,
+    response: str,
+    answer: str,
+    extra: Mapping[str, object],
+    *,
+    pattern: str = THINK_THEN_ANSWER,
+    truncated_score: float | None = None,
+) -> Score:
+    """1 when the whole response matches `pattern` (`.` matches newlines), else 0.
+
+    A response cut at the length limit (`extra["finish_reason"]` is "length") that does not match is no format error: it
+    gets `truncated_score` and the reason "truncated", which by default leaves the row out. A match is a match, however
+    the response ended and however full its context is.
+    """
+    if re.fullmatch(pattern, response, flags=re.DOTALL):
+        return Score(1.0)
+    if extra.get("finish_reason") == CUT:
+        return Score(truncated_score, "truncated")
+    return Score(0.0, "format")
