@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 
 from configs.load import PRESETS, preset_names
+from configs.reference import DOCUMENT, MARK, reference_text
 from configs.schema import SCHEMA_FILE, schema_text
 from configs.yaml_reader import read_plain_yaml
 
@@ -23,3 +24,8 @@ def test_the_schema_refuses_an_unknown_key():
     data = read_plain_yaml((PRESETS / "quickstart.yaml").read_text()) | {"learning_rate": 1}
     with pytest.raises(jsonschema.ValidationError, match="learning_rate"):
         jsonschema.validate(data, json.loads(schema_text()))
+
+
+def test_the_reference_of_all_keys_is_current():
+    written = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[2]
+    assert written == "\n" + reference_text(), "run: python -m configs.reference"
