@@ -20,7 +20,7 @@ class IterationView:
     verdict: Verdict
 
     def metrics(self) -> dict[str, float]:
-        """For metrics.jsonl, all under `time/`: step, each task's execution, each role's parts, what the verdict costs."""
+        """For metrics.jsonl, all under `time/`: step, each task's execution, each role's parts, the verdict's cost."""
         metrics = {"time/step": self.times.step_seconds, "time/bottleneck_fraction": self.verdict.gain_fraction}
         for task in self.times.tasks:
             metrics[f"time/{task.task}"] = task.seconds

@@ -32,6 +32,8 @@ class TaskProfile:
     fixed_seconds: float = 0.0
     """Of it, what neither more ranks nor fewer rows shorten: optimizer steps, call overhead."""
     communication_seconds: float = 0.0
+    micro_batches: float = 0.0
+    """Of a rank; each has its collectives, since sharded weights are gathered anew. 0 when unknown."""
     skew: float = 1.0
     """Slowest over mean rank, mean over iterations."""
     cores_per_rank: float = 0.0
@@ -205,6 +207,7 @@ def _task_profile(name: str, entry: _Seen, num_iterations: int, notes: list[str]
         seconds=tuple(means),
         fixed_seconds=min(_fixed_seconds(ranks), min(means)),
         communication_seconds=sum(communication) / count,
+        micro_batches=sum(float(rank.facts.get("micro_batches", 0)) for rank in ranks) / max(1, len(ranks)),
         skew=sum(skews) / count,
         cores_per_rank=cpu / execute if execute > 0 else 0.0,
         overhead_seconds=sum(t.seconds(Kind.SCHEDULING) for t in entry.timelines) / count,

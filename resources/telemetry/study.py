@@ -20,12 +20,16 @@ SCORING_UTILISATION = 0.45
 MEMORY_BYTES_PER_SECOND = 3.35e12 * 0.7
 ACCELERATOR_BYTES = 80e9
 HOST_LINK_BYTES_PER_SECOND = 25e9
+NODE_LINK_BYTES_PER_SECOND = 200e9
+"""Between accelerators of a node: the gather of a fused weight sync."""
 NETWORK_BYTES_PER_SECOND = 50e9
-"""Between nodes, for a weight sync."""
+"""Between nodes: a weight sync from pool to pool."""
 STATE_BYTES_PER_PARAMETER = 16.0
 """bfloat16 weights and gradients, float32 weights and two Adam moments."""
 PROMPTS, GROUP_SIZE, SLOTS = 128, 8, 256
 COMMUNICATION_SHARE = 0.15
+"""Collectives not hidden under computing, of a training task on 8 ranks."""
+MICRO_BATCH_TOKENS = 16384
 _MEASURED_RANKS = 8
 _LAYER_BYTES = {0.5e9: 12e3, 7e9: 57e3, 32e9: 262e3}
 """KV-cache bytes a token (grouped-query attention, bfloat16), by parameters."""
@@ -70,56 +74,16 @@ WORKLOADS: tuple[Workload, ...] = (
 
 def synthetic_profile(work: Workload) -> RunProfile:
     """A profile as a run on 8 accelerators would have measured it, by roofline."""
-    rows = PROMPTS * GROUP_SIZE
-    tokens = rows * work.response_tokens
-    forward = 2.0 * work.parameters * tokens / (PEAK * SCORING_UTILISATION)
-    update = 6.0 * work.parameters * tokens / (PEAK * TRAINING_UTILISATION)
-    states = STATE_BYTES_PER_PARAMETER * work.parameters / _MEASURED_RANKS
-    weights = 2.0 * work.parameters
-    optimizer = states / MEMORY_BYTES_PER_SECOND + 0.05
     tensor_parallel = 2 if work.parameters > 20e9 else 1
-    score, train = (lambda s: (s / _MEASURED_RANKS, 0.0)), (lambda s: (s / _MEASURED_RANKS + optimizer, optimizer))
-    graph = (
-        ("reference", "reference", ("rollout",), score(forward), weights / _MEASURED_RANKS),
-        ("actor-log-probs", "actor", ("rollout",), score(forward), states + 10e9),
-        ("critic-values", "critic", ("rollout",), score(forward), states + 10e9),
-        (
-            "reward",
-            "reward",
-            ("rollout",),
-            score(forward if work.reward == "model" else 8.0),
-            weights / _MEASURED_RANKS,
-        ),
-        ("advantage", "advantage", ("reference", "actor-log-probs", "critic-values", "reward"), (0.1, 0.1), 0.0),
-        ("critic-update", "critic", ("advantage",), train(update), states + 10e9),
-        ("actor-update", "actor", ("advantage",), train(update), states + 10e9),
-        ("weight-sync", "actor", ("actor-update", "critic-update"), (1.0, 1.0), 0.0),
-    )
-    tasks = {
-        "rollout": TaskProfile(
-            task="rollout",
-            role="rollout",
-            upstream=(),
-            num_ranks=_MEASURED_RANKS,
-            seconds=(1.0,),
-            memory_bytes=weights / tensor_parallel + 12e9,
-        )
-    }
-    for name, role, upstream, (seconds, fixed), memory in graph:
-        communication = (
-            COMMUNICATION_SHARE * (seconds - fixed) if role in ("actor", "critic") and seconds > fixed else 0.0
-        )
-        tasks[name] = TaskProfile(
-            task=name, role=role, upstream=upstream, num_ranks=_MEASURED_RANKS, seconds=(seconds,), fixed_seconds=fixed,
-            communication_seconds=communication, overhead_seconds=0.02, memory_bytes=memory,
-        )  # fmt: skip
+    states, weights = _bytes(work)
+    tasks = _tasks(work, tensor_parallel)
     roles = {task.role: "cpu" if task.role in ("advantage", "reward") else "main" for task in tasks.values()}
     if work.reward == "model":
         roles["reward"] = "main"
     return RunProfile(
         tasks=tasks,
         rollout=_rollout(work, tensor_parallel),
-        grader=_grader(work, rows),
+        grader=_grader(work, PROMPTS * GROUP_SIZE),
         pools={"main": _MEASURED_RANKS, "cpu": _MEASURED_RANKS},
         accelerator_pools=frozenset({"main"}),
         roles=roles,
@@ -129,9 +93,56 @@ def synthetic_profile(work: Workload) -> RunProfile:
         group_size=GROUP_SIZE,
         accelerator_bytes=ACCELERATOR_BYTES,
         sync_seconds_split=0.5 + weights / NETWORK_BYTES_PER_SECOND,
-        sync_seconds_fused=0.5 + weights / _MEASURED_RANKS / HOST_LINK_BYTES_PER_SECOND,
-        switch_seconds=1.0 + 2 * (states + weights) / HOST_LINK_BYTES_PER_SECOND,
+        sync_seconds_fused=0.5 + weights / NODE_LINK_BYTES_PER_SECOND,
+        switch_seconds=1.0
+        + 2 * (states * _MEASURED_RANKS / work.accelerators + weights / tensor_parallel) / HOST_LINK_BYTES_PER_SECOND,
     )
+
+
+def _tasks(work: Workload, tensor_parallel: int) -> dict[str, TaskProfile]:
+    tokens = PROMPTS * GROUP_SIZE * work.response_tokens
+    forward = 2.0 * work.parameters * tokens / (PEAK * SCORING_UTILISATION) / _MEASURED_RANKS
+    states, weights = _bytes(work)
+    optimizer = states / MEMORY_BYTES_PER_SECOND + 0.05
+    update = 6.0 * work.parameters * tokens / (PEAK * TRAINING_UTILISATION) / _MEASURED_RANKS + optimizer
+    trained, frozen = states + 10e9, weights / _MEASURED_RANKS
+    scored = forward if work.reward == "model" else 1.0
+    before = ("reference", "actor-log-probs", "critic-values", "reward")
+    # task, role, upstream, seconds of a rank, of them fixed, bytes of a rank
+    graph = (
+        ("reference", "reference", ("rollout",), forward, 0.0, frozen),
+        ("actor-log-probs", "actor", ("rollout",), forward, 0.0, trained),
+        ("critic-values", "critic", ("rollout",), forward, 0.0, trained),
+        ("reward", "reward", ("rollout",), scored, 0.0, frozen),
+        ("advantage", "advantage", before, 0.1, 0.1, 0.0),
+        ("critic-update", "critic", ("advantage",), update, optimizer, trained),
+        ("actor-update", "actor", ("advantage",), update, optimizer, trained),
+        ("weight-sync", "actor", ("actor-update", "critic-update"), 1.0, 1.0, 0.0),
+    )
+    engine = weights / tensor_parallel + 12e9
+    rollout = TaskProfile(
+        task="rollout", role="rollout", upstream=(), num_ranks=_MEASURED_RANKS, seconds=(1.0,), memory_bytes=engine
+    )
+    tasks = {"rollout": rollout}
+    for name, role, upstream, seconds, fixed, memory in graph:
+        tasks[name] = TaskProfile(
+            task=name,
+            role=role,
+            upstream=upstream,
+            num_ranks=_MEASURED_RANKS,
+            seconds=(seconds,),
+            fixed_seconds=fixed,
+            communication_seconds=COMMUNICATION_SHARE * (seconds - fixed) if role in ("actor", "critic") else 0.0,
+            micro_batches=max(1.0, tokens / _MEASURED_RANKS / MICRO_BATCH_TOKENS),
+            overhead_seconds=0.02,
+            memory_bytes=memory,
+        )
+    return tasks
+
+
+def _bytes(work: Workload) -> tuple[float, float]:
+    """(training states of a rank, weights of a whole copy)."""
+    return STATE_BYTES_PER_PARAMETER * work.parameters / _MEASURED_RANKS, 2.0 * work.parameters
 
 
 def _rollout(work: Workload, tensor_parallel: int) -> RolloutProfile:

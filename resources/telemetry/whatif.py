@@ -53,10 +53,15 @@ def predict(profile: RunProfile, topology: Topology, *, num_draws: int = _DRAWS)
     outcomes = simulate(jobs, topology.cores)
     begin, end = outcomes[ends[fill - 1]].end, outcomes[ends[-1]].end
     count = rounds - fill
-    step = (end - begin) / count
+    # Streamed grading also goes on under the rollout, outside the reward's job: the graders' capacity bounds the step.
+    grading = _grading_capacity_seconds(profile, topology)
+    step = max((end - begin) / count, grading)
     busy = {role: seconds / count for role, seconds in busy_seconds(jobs, outcomes, owner, begin, end).items() if role}
     on_path = _path_seconds(jobs, outcomes, owner, ends[-1], begin)
     bottleneck = max(on_path, key=lambda role: on_path[role], default="")
+    if step == grading and grading > 0:
+        bottleneck, on_path, busy = "reward", {"reward": step * count}, {**busy, "reward": step}
+        end = begin + step * count
     return Prediction(
         topology=topology,
         step_seconds=step,
@@ -164,21 +169,29 @@ def training_seconds(task: TaskProfile, ranks: int, rows: int, rows_ratio: float
     """Slowest rank of a training or scoring task on `ranks` ranks with `rows` rows, `rows_ratio` times the measured.
 
     (mean - fixed) * measured ranks / ranks * rows ratio, times what a remainder of rows adds to one rank, times the
-    measured skew; plus the fixed part; plus collectives, scaled as a ring's (r - 1) / r and with _LATENCY_GROWTH.
+    measured skew; plus the fixed part; plus collectives per micro-batch: a ring's (r - 1) / r, with _LATENCY_GROWTH.
     """
     useful = min(ranks, max(1, rows))
     scalable = (task.mean_seconds - task.fixed_seconds) * task.num_ranks / useful * rows_ratio
     remainder = math.ceil(rows / useful) * useful / max(1, rows)
     before = math.ceil(rows / rows_ratio / task.num_ranks) * task.num_ranks / max(1.0, rows / rows_ratio)
     skew = task.skew if useful > 1 else 1.0
-    return task.fixed_seconds + scalable * max(1.0, remainder / before) * skew + _collective_seconds(task, ranks)
+    return (
+        task.fixed_seconds
+        + scalable * max(1.0, remainder / before) * skew
+        + _collective_seconds(task, ranks, rows_ratio)
+    )
 
 
-def _collective_seconds(task: TaskProfile, ranks: int) -> float:
-    if task.num_ranks < 2 or ranks < 2:
+def _collective_seconds(task: TaskProfile, ranks: int, rows_ratio: float) -> float:
+    if task.num_ranks < 2 or ranks < 2:  # one rank has nobody to talk to
         return 0.0
     ring = ((ranks - 1) / ranks) / ((task.num_ranks - 1) / task.num_ranks)
-    return task.communication_seconds * ring * (1 + _LATENCY_GROWTH * max(0.0, math.log2(ranks / task.num_ranks)))
+    growth = 1 + _LATENCY_GROWTH * max(0.0, math.log2(ranks / task.num_ranks))
+    batches = 1.0
+    if task.micro_batches:
+        batches = max(1.0, task.micro_batches * rows_ratio * task.num_ranks / ranks) / task.micro_batches
+    return task.communication_seconds * ring * growth * batches
 
 
 def _sync_seconds(task: TaskProfile, profile: RunProfile, topology: Topology) -> float:
@@ -195,6 +208,17 @@ def _grading_seconds(profile: RunProfile, rows_ratio: float, workers_ratio: floa
     total = grader.total_seconds * rows_ratio / workers
     longest = min(grader.max_seconds, grader.total_seconds)
     return max(longest, total - rollout_seconds) if grader.is_streamed else max(longest, total)
+
+
+def _grading_capacity_seconds(profile: RunProfile, topology: Topology) -> float:
+    """Seconds the graders need for one iteration's rows, hidden or not."""
+    if profile.grader is None or "reward" not in topology.roles:
+        return 0.0
+    reward = next((task for task in profile.tasks.values() if task.role == "reward"), None)
+    workers_ratio = topology.ranks_of("reward") / reward.num_ranks if reward is not None else 1.0
+    rows = topology.prompts_per_iteration * topology.group_size
+    rows_ratio = rows / max(1, profile.prompts_per_iteration * profile.group_size)
+    return profile.grader.total_seconds * rows_ratio / max(1.0, profile.grader.workers * workers_ratio)
 
 
 def _speed_up_of_tensor_parallel(profile: RunProfile, topology: Topology) -> float:

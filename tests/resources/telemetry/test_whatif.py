@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from resources.telemetry.profile import RolloutProfile, RunProfile, TaskProfile, measure_profile
+from resources.telemetry.profile import GraderProfile, RolloutProfile, RunProfile, TaskProfile, measure_profile
 from resources.telemetry.reader import SpanReader
 from resources.telemetry.report import search_layout, whatif_from_run
 from resources.telemetry.search import fits_memory, search_topology
 from resources.telemetry.simulation import Job, simulate
 from resources.telemetry.spans import PoolRecord, RankSpan
+from resources.telemetry.study import WORKLOADS, table
 from resources.telemetry.topology import Topology, measured_topology, override_topology, with_ranks
 from resources.telemetry.whatif import predict
 from tests.resources.telemetry.scenarios import ROLES, SECONDS, UPSTREAM, iteration, run_record, write_run
@@ -160,6 +161,26 @@ def test_fixed_seconds_do_not_shrink_with_ranks_and_collectives_grow():
     assert predict(made, with_ranks(base, p=1)).step_seconds == pytest.approx(1.0 + 6.0)
 
 
+def test_streamed_grading_hides_under_the_rollout_but_its_capacity_bounds_the_step():
+    grader = GraderProfile(total_seconds=32.0, max_seconds=1.0, workers=8, is_streamed=True)
+    made = profile(grader=grader)
+    # four seconds of grading: three under the rollout, one left
+    assert predict(made, measured_topology(made)).step_seconds == pytest.approx(SPLIT + 0.5)
+    prediction = predict(made, replace(measured_topology(made), async_depth=1))
+    assert prediction.step_seconds == pytest.approx(4.0)
+    assert prediction.bottleneck == "reward"
+
+
+def test_collectives_shrink_with_the_micro_batches_of_a_rank():
+    task = TaskProfile(
+        task="x", role="actor", upstream=(), num_ranks=2, seconds=(4.0,), communication_seconds=0.5, micro_batches=8.0
+    )
+    made = replace(profile(), tasks={"x": task}, rollout=None, roles={"actor": "p"}, pools={"p": 2})
+    # half the work and half the micro-batches; a ring of 4 and one doubling
+    expected = 2.0 + 0.5 * 1.5 * 1.25 / 2
+    assert predict(made, with_ranks(measured_topology(made), p=4)).step_seconds == pytest.approx(expected)
+
+
 def test_a_role_without_a_pool_is_refused():
     made = profile()
     base = measured_topology(made)
@@ -288,3 +309,19 @@ def test_a_run_without_a_whole_iteration_cannot_be_asked(tmp_path: Path):
     write_run(tmp_path, [(iteration(0)[0], None)], run_record())
     with pytest.raises(ValueError, match="no iteration of this run is complete"):
         whatif_from_run(tmp_path, measured_topology(profile()))
+
+
+def study_table() -> list[str]:
+    text = (Path(__file__).parents[3] / "docs" / "colocate-or-split.md").read_text()
+    return text.split("<!-- study -->")[1].split("<!-- /study -->")[0].strip().splitlines()
+
+
+def test_two_rows_of_the_study_in_the_docs_are_what_the_simulator_says():
+    rows = study_table()
+    for index in (0, 6):
+        assert table(WORKLOADS[index : index + 1]).splitlines()[2] == rows[index + 2]
+
+
+@pytest.mark.slow
+def test_the_whole_study_in_the_docs_is_what_the_simulator_says():
+    assert table().splitlines() == study_table()
