@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Fraction, Ints, Seconds, Strings
+from configs.base import Config, Count, Ints, Seconds, Strings
 from configs.pools import Bytes
 
 
@@ -60,7 +60,7 @@ class RolloutConfig(Config):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the engine's weights; the model's when left out."""
     max_running_sequences: Count = 256
-    gpu_memory_fraction: Fraction = 0.5
+    gpu_memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the accelerator's memory the engine may take (GPU)."""
     kv_cache_bytes: Bytes | None = None
     """KV cache of a CPU engine; 256 MiB when left out."""

@@ -131,3 +131,24 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str], capsys: pytest.C
     code, _, err = run(capsys, *arguments)
     assert code == 2
     assert err
+
+
+@pytest.mark.slow
+def test_a_running_cluster_is_asked_for_its_nodes(capsys: pytest.CaptureFixture[str]):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 200_000_000})
+    try:
+        cluster.add_node(
+            num_cpus=8, num_gpus=1, node_ip_address="127.0.0.10", object_store_memory=200_000_000, wait=True
+        )
+        arguments = ["plan", "gsm8k-qwen2.5-0.5b-1gpu", "--json", "--address", cluster.address]
+        code, out, err = run(capsys, *arguments)
+        sheet = json.loads(out)
+        assert code == 0, err
+        assert {rank["node_ip"] for rank in sheet["ranks"]} == {"127.0.0.10"}
+        code, out, _ = run(capsys, *arguments, "--set", "pools.main.cpus_per_bundle=9")
+        assert code == 2
+        assert "no single node has 9 CPU, the largest has 8" in json.loads(out)["refusals"][0]
+    finally:
+        cluster.shutdown()
