@@ -2,7 +2,7 @@
 
     cov_t = (log_probs_t - mean(log_probs)) * (advantages_t - mean(advantages))
 
-Cui et al., "The Entropy Mechanism of RL", arXiv 2505.22617, equation 10. The means and the selection are taken over the
+Cui et al., "The Entropy Mechanism of RL", arXiv 2505.22617. The means and the selection are taken over the
 whole rollout batch with the log-probs from before the update, once. The authors' code takes them over each
 micro-batch, with which the result depends on the micro-batch size.
 """

@@ -167,7 +167,7 @@ def pass_at_k_advantages(
         A_ok = (1 - R) / sqrt(R (1 - R))
         A_no = (1 - R - C(n_wrong - 1, k - 1) / C(n - 1, k - 1)) / sqrt(R (1 - R))
 
-    Chen et al., "Pass@k Training", arXiv 2508.10751, equations 13 to 15. A score above `correct_above` is correct. A
+    Chen et al., "Pass@k Training", arXiv 2508.10751. A score above `correct_above` is correct. A
     group with R of 0 or 1, or with fewer than k scorable responses, has no signal. k = 1 is GRPO with the population's
     standard deviation.
 
@@ -204,5 +204,5 @@ def groups_with_signal(scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"]
 
 
 def rows_with_signal(scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Rows of the groups with signal: what dynamic sampling keeps. Yu et al., DAPO, arXiv 2503.14476, equation 11."""
+    """Rows of the groups with signal: what dynamic sampling keeps. Yu et al., DAPO, arXiv 2503.14476."""
     return groups_with_signal(scores, group_ids)[_number(group_ids)[0]]

@@ -82,7 +82,7 @@ def update_kl_coef(kl_coef: float, measured_kl: float, *, target: float, horizon
 
         kl_coef' = kl_coef * (1 + clip(measured_kl / target - 1, -0.2, 0.2) * num_sequences / horizon)
 
-    Ziegler et al., "Fine-Tuning Language Models from Human Preferences", arXiv 1909.08593, section 2.2. `target` is in
+    Ziegler et al., "Fine-Tuning Language Models from Human Preferences", arXiv 1909.08593. `target` is in
     nats per sequence and `horizon` in sequences.
 
     Raises:

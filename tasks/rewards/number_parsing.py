@@ -22,8 +22,10 @@ _NUMBER = re.compile(
     )""",
     re.VERBOSE,
 )
+_LETTERS = re.compile(r"[^\W\d_]+")
 _UNIT = re.compile(r"\s*(?P<words>[^\W\d_][^\d\\(),;=+*^]*(?:\^\{?[23]\}?)?)?\s*")
-_NOT_A_UNIT = re.compile(r"(?![mgshlLAVWNJKCF]$)[^\W\d_]$|pi\b|e\b|i\b")
+_NOT_A_LETTERS = re.compile(r"[^\W\d_]+")
+_UNIT = re.compile(r"(?![mgshlLAVWNJKCF]$)[^\W\d_]$|pi\b|e\b|i\b")
 """A lone letter that is no unit is a variable, and 3pi is not 3."""
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -77,7 +79,7 @@ def last_number(text: str) -> list[Fraction] | None:
         if _INSIDE_EXPRESSION.search(before) or _EXPRESSION_FOLLOWS.match(text, match.end()):
             continue
         number = _NUMBER.fullmatch(text[start : match.end()].lstrip())
-        value = _value(number) if number and not _is_variable(text[match.end() :]) else None
+        value = _value(number) if number and not _is_variable(text, match.end()) else None
         if value is not None:
             enclosing = [found for found in re.finditer(r"\[[^\[\]]*\]", text) if found.start() < start < found.end()]
             as_list = parse_numbers(enclosing[-1].group()) if enclosing else None
@@ -107,8 +109,8 @@ def _parse_one(text: str) -> Fraction | None:
     return _value(number)
 
 
-def _is_variable(following: str) -> bool:
-    letters = re.match(r"[^\W\d_]+", following)
+def _is_variable(text: str, position: int) -> bool:
+    letters = _LETTERS.match(text, position)
     return letters is not None and _NOT_A_UNIT.match(letters.group()) is not None
 
 

@@ -1,0 +1,184 @@
+import functools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import tensor
+
+from tasks.algorithms.token_rewards import overlong_penalty as tensor_penalty
+from tasks.algorithms.token_rewards import spread_scores
+from tasks.rewards.exact_answer import exact_answer, positions_right
+from tasks.rewards.length import overlong_penalty
+from tasks.rewards.reasoning_gym_answer import reasoning_gym_answer
+from tasks.rewards.response_format import response_format
+from tasks.rewards.score import Score, as_score, as_scores
+from tasks.rewards.table import GRADERS, find_grader
+
+
+def test_an_exact_answer_has_one_spelling() -> None:
+    assert exact_answer("", " 12357\n", "12357", {}).value == 1.0
+    assert exact_answer("", "1235", "12357", {}).value == 0.0
+    assert exact_answer("", "Paris", "paris", {}).value == 0.0
+    assert exact_answer("", "Paris", "paris", {}, ignore_case=True).value == 1.0
+
+
+def test_positions_right_is_a_share_and_padding_the_response_does_not_help() -> None:
+    assert positions_right("", "12375", "12357", {}).value == 0.6
+    assert positions_right("", "12357", "12357", {}).value == 1.0
+    assert positions_right("", "12357" * 2, "12357", {}).value == 0.5
+    assert positions_right("", "", "12357", {}).value == 0.0
+    assert positions_right("", "1", "", {}).value is None
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(15, 0.0), (16, -0.2), (18, -0.6), (20, -1.0), (25, -1.0)])
+def test_the_overlong_penalty_ramps_before_the_maximum_and_equals_its_tensor_form(length: int, penalty: float) -> None:
+    got = overlong_penalty("", "", "", {"response_length": length}, max_length=20, buffer=5).value
+    assert got == pytest.approx(penalty)
+    assert got == pytest.approx(tensor_penalty(tensor([length]), max_length=20, buffer=5).item())
+
+
+def test_without_an_overlong_section_there_is_no_penalty_and_no_error() -> None:
+    assert overlong_penalty("", "", "", {}).value == 0.0
+
+
+def test_overlong_settings_and_rows_that_make_no_sense_are_named() -> None:
+    with pytest.raises(ValueError, match="buffer is 21 and max_length 20"):
+        overlong_penalty("", "", "", {"response_length": 1}, max_length=20, buffer=21)
+    with pytest.raises(ValueError, match=r"extra\['response_length'\] is None"):
+        overlong_penalty("", "", "", {}, max_length=20, buffer=5)
+
+
+def test_a_truncated_response_is_no_format_error_and_a_finished_one_keeps_its_reward() -> None:
+    good = "<think>\nhm\n</think>\n<answer>4</answer>"
+    cut = {"finish_reason": "length"}
+    assert response_format("", "<think> and then", "", cut) == Score(None, "truncated")
+    assert response_format("", "<think> and then", "", cut, truncated_score=-0.5) == Score(-0.5, "truncated")
+    assert response_format("", good, "", {"finish_reason": "stop"}).value == 1.0
+    assert response_format("", good, "", cut, truncated_score=-1.0).value == 1.0
+    assert response_format("", "4", "", {"finish_reason": "stop"}) == Score(0.0, "format")
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<answer>4</answer>",
+        "<think>a</think><answer>4</answer> and more",
+        "<think>a</think><answer>4</answer><answer>5</answer>",
+        "<think>a<think>b</think><answer>4</answer>",
+        "x <think>a</think><answer>4</answer>",
+    ],
+)
+def test_a_response_with_anything_besides_one_thought_and_one_answer_is_malformed(response: str) -> None:
+    assert response_format("", response, "", {}).value == 0.0
+
+
+def test_the_pattern_of_the_format_is_an_option() -> None:
+    assert response_format("", "12", "", {}, pattern=r"\d+").value == 1.0
+
+
+def test_reasoning_gym_scores_with_its_own_verifier() -> None:
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("basic_arithmetic", size=1, seed=3)[0]
+    extra = {"dataset": "basic_arithmetic", "entry": entry}
+    right = entry["answer"]
+    assert reasoning_gym_answer("", right, "", extra).value == 1.0
+    assert reasoning_gym_answer("", f"<answer>0</answer> no: <answer> {right} </answer>", "", extra).value == 1.0
+    assert reasoning_gym_answer("", "<answer>not a number</answer>", "", extra).value < 1.0  # pyright: ignore[reportOptionalOperand]
+    with pytest.raises(ValueError, match="needs 'dataset' and 'entry'"):
+        reasoning_gym_answer("", "1", "1", {})
+
+
+@pytest.mark.parametrize(
+    ("returned", "score"),
+    [
+        (1, Score(1.0)),
+        (True, Score(1.0)),
+        (np.float32(0.5), Score(0.5)),
+        (np.bool_(False), Score(0.0)),
+        (Score(2.0, "why"), Score(2.0, "why")),
+        (None, Score(None, "g returned None")),
+        (math.nan, Score(None, "g returned nan")),
+        (math.inf, Score(None, "g returned inf")),
+        (Score(math.nan), Score(None, "g returned nan")),
+    ],
+)
+def test_what_one_call_returned_is_a_score_or_unscorable_with_a_reason(returned: object, score: Score) -> None:
+    assert as_score(returned, "g") == score
+
+
+@pytest.mark.parametrize("returned", ["1", [1.0], {"score": 1}, 1j])
+def test_what_is_no_number_is_refused_with_its_type(returned: object) -> None:
+    with pytest.raises(TypeError, match=f"grader g returned {type(returned).__name__}"):
+        as_score(returned, "g")
+
+
+@pytest.mark.parametrize("length", [1, 5, 7])
+def test_a_batch_of_another_length_is_never_broadcast(length: int) -> None:
+    with pytest.raises(ValueError, match=f"grader g returned {length} scores; expected 6"):
+        as_scores([1.0] * length, 6, "g")
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (1.0, r"float of shape \(\)"),
+        ("abcdef", r"str of shape \(\)"),
+        (np.zeros((6, 2)), r"ndarray of shape \(6, 2\)"),
+        (np.zeros((1, 6)), r"ndarray of shape \(1, 6\)"),
+        (torch.zeros(5), r"Tensor of shape \(5,\)"),
+        (None, r"NoneType of shape \(\)"),
+    ],
+)
+def test_a_batch_of_another_shape_is_named(returned: object, got: str) -> None:
+    with pytest.raises(ValueError, match=f"grader g returned {got}; expected 6, one for each response"):
+        as_scores(returned, 6, "g")
+
+
+@pytest.mark.parametrize(
+    "returned", [[0.5] * 6, (0.5,) * 6, np.full(6, 0.5), np.full((6, 1), 0.5), torch.full((6,), 0.5)]
+)
+def test_a_batch_of_the_right_length_is_accepted(returned: object) -> None:
+    assert as_scores(returned, 6, "g") == [Score(0.5)] * 6
+
+
+def test_a_none_inside_a_batch_is_one_unscorable_row() -> None:
+    assert [score.value for score in as_scores([1.0, None, 0.0], 3, "g")] == [1.0, None, 0.0]
+
+
+def test_the_grader_sees_the_sampled_text_and_the_reward_lies_on_its_last_token() -> None:
+    tokens, mask = ["assistant", "final", "TOOL_LEAK", "<pad>"], tensor([[True, True, False, False]])
+    text = " ".join(token for token, sampled in zip(tokens, mask[0].tolist(), strict=True) if sampled)
+    assert text == "assistant final"
+    assert exact_answer("", text, "assistant final", {}).value == 1.0
+    assert spread_scores(tensor([1.0]), mask).argmax().item() == 1
+
+
+def test_graders_are_found_by_name_and_by_path_with_their_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_grader.py").write_text(
+        "def shout(prompt, response, answer, extra):\n    return response.isupper()\nx = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_grader("exact_answer") is GRADERS["exact_answer"]
+    bound = find_grader("overlong_penalty", {"max_length": 20, "buffer": 5})
+    assert isinstance(bound, functools.partial)
+    assert bound("", "", "", {"response_length": 18}) == Score(-0.6)
+    assert as_score(find_grader("my_own_grader:shout")("", "HA", "", {}), "shout") == Score(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exact", "known are"),
+        ("no_such_module_of_mine:f", "does not import"),
+        ("math:no_such_function", "has no function 'no_such_function'"),
+        ("math:pi", "has no function 'pi'"),
+    ],
+)
+def test_a_grader_that_is_not_there_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_grader(name)
