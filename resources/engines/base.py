@@ -150,7 +150,7 @@ class Engine(Protocol):
         """Log-probs at temperature 1 of each token given those before it; 0.0 for the first."""
         ...
 
-    def begin_update(self, expected_names: Collection[str]) -> None:
+    def begin_update(self) -> None:
         """Start taking new weights; nothing may be sampled until `finish_update`."""
         ...
 
@@ -158,7 +158,7 @@ class Engine(Protocol):
         """Take some of the new weights (checkpoint names and layout)."""
         ...
 
-    def finish_update(self, version: int) -> WeightReport:
+    def finish_update(self, version: int, expected_names: Collection[str]) -> WeightReport:
         """Put the new weights in force and drop every cache made with the old ones.
 
         Raises WeightMismatchError naming what is missing or unknown; the engine then refuses to sample.
@@ -195,9 +195,9 @@ def check_names(sent: Collection[str], expected: Collection[str]) -> None:
 
 def update_weights(engine: Engine, weights: Weights, version: int, expected_names: Collection[str]) -> WeightReport:
     """All of the new weights in one go."""
-    engine.begin_update(expected_names)
+    engine.begin_update()
     engine.load_weights(weights)
-    return engine.finish_update(version)
+    return engine.finish_update(version, expected_names)
 
 
 def build_engine(

@@ -26,7 +26,6 @@ from resources.engines.base import (
     WeightMismatchError,
     WeightReport,
     Weights,
-    check_names,
 )
 from resources.engines.process_state import process_state_kept
 from resources.engines.vllm_arguments import check_arguments, effective_arguments, engine_arguments
@@ -266,20 +265,20 @@ class VllmEngine:
 
     # Weights -------------------------------------------------------------------------------------------------------
 
-    def begin_update(self, expected_names: Collection[str]) -> None:
+    def begin_update(self) -> None:
         """Open the model for new weights; the old ones are gone from then on."""
         if self._added:
             raise RuntimeError(
                 f"{len(self._added)} responses are being sampled; pause or abort them before new weights come"
             )
         self._broken = "a weight update was begun and not finished"
-        self._update = WeightUpdate(expected_names)
+        self._update = WeightUpdate(TIED_HEAD if self._is_tied else None)
         self._on_worker(_open_model)
 
     def load_weights(self, weights: Weights) -> None:
         """Load some weights. The tensors are read during this call and up to `finish_update`: don't overwrite them."""
         update = self._open_update()
-        stream = update.take(weights, TIED_HEAD if self._is_tied else None)
+        stream = update.take(weights)
         try:
             update.loaded |= self._on_worker(_load, stream)
         except (ValueError, KeyError) as error:
@@ -289,11 +288,11 @@ class VllmEngine:
             self._close("a weight update was broken off")
             raise
 
-    def finish_update(self, version: int) -> WeightReport:
+    def finish_update(self, version: int, expected_names: Collection[str]) -> WeightReport:
         """Put the weights in force, drop prefix and other caches, and check that every weight of the engine came."""
         update = self._open_update()
         self._close("the weights that came were not those of the engine")
-        check_names(update.seen, update.expected)
+        update.check_names(expected_names)
         lacking = sorted(self._on_worker(_parameter_names) - update.loaded)
         if lacking:
             raise WeightMismatchError(

@@ -1,0 +1,86 @@
+"""A broadcast channel from the actor's rank 0 to every engine rank: a process group of its own, gloo or NCCL.
+
+It stands beside whatever groups the processes have, meets at a TCPStore that the sender hosts, and lasts as long as
+the processes; after a failure it is closed and a new one is made.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Backend, PrefixStore, TCPStore
+
+from resources.weight_buckets import WeightEntry, from_flat, to_flat
+
+SENDER = 0
+
+
+class WeightChannel:
+    """One end of the channel. Rank 0 sends, all others receive; every call is made by all of them."""
+
+    def __init__(self, store: TCPStore, rank: int, size: int, device: torch.device, timeout_seconds: float) -> None:
+        self.rank = rank
+        self.device = device
+        self._store = store  # hosts the meeting point as long as the channel lives
+        timeout = timedelta(seconds=timeout_seconds)
+        name = Backend.NCCL if device.type == "cuda" else Backend.GLOO
+        meeting = PrefixStore(f"weights-{name}", store)
+        if device.type == "cuda":
+            options = torch.distributed.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group: Any = torch.distributed.ProcessGroupNCCL(meeting, rank, size, options)
+        else:
+            self._group = torch.distributed.ProcessGroupGloo(meeting, rank, size, timeout)
+
+    def send(self, entries: Sequence[WeightEntry], tensors: Sequence[Tensor]) -> None:
+        """Broadcast one bucket."""
+        self._send_json([entry.to_json() for entry in entries])
+        if entries:
+            self._broadcast(to_flat([tensor.to(self.device) for tensor in tensors]))
+
+    def finish(self) -> None:
+        """Say that no bucket follows."""
+        self._send_json([])
+
+    def receive(self) -> Iterator[tuple[list[WeightEntry], list[Tensor]]]:
+        """Buckets as they come, until the sender finishes. Each has memory of its own: an engine may hold on to it."""
+        while records := self._receive_json():
+            entries = [WeightEntry.from_json(record) for record in records]
+            flat = torch.empty(_flat_bytes(entries), dtype=torch.uint8, device=self.device)
+            self._broadcast(flat)
+            yield entries, from_flat(entries, flat)
+
+    def close(self) -> None:
+        """Let go of the group and the meeting point."""
+        self._group.shutdown()
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        self._group.broadcast(tensor, SENDER).wait()
+
+    def _send_json(self, value: Any) -> None:
+        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        self._broadcast(torch.tensor([raw.numel()], device=self.device))
+        self._broadcast(raw)
+
+    def _receive_json(self) -> Any:
+        length = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._broadcast(length)
+        raw = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        self._broadcast(raw)
+        return json.loads(bytes(raw.cpu().numpy()))
+
+
+def join_meeting_point(host: str, port: int, timeout_seconds: float) -> TCPStore:
+    """A client of the sender's store (see `rendezvous.host_store`)."""
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_seconds))
+
+
+def _flat_bytes(entries: Sequence[WeightEntry]) -> int:
+    sizes: dict[int, int] = {}
+    for entry in entries:
+        size = int(torch.Size(entry.shape).numel()) * getattr(torch, entry.dtype).itemsize
+        sizes[entry.place] = -(-size // 16) * 16
+    return sum(sizes.values())

@@ -1,0 +1,230 @@
+"""The rollout worker: reads its prompts, samples responses with its engine, and takes new weights.
+
+Every rank reads the same slice of prompts and keeps the groups that are its engine's: `group_id % num_engines`. So row
+-> engine is a function of the row, and no prompt passes through the driver.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from configs.data import DataConfig, ValidationConfig
+from configs.model import ModelConfig
+from configs.rollout import RolloutConfig, SamplingConfig
+from resources.dispatch import Dispatch, dispatch
+from resources.engines.base import GenerationOutput, Sampling, build_engine
+from resources.graders import FinishedRow
+from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
+from resources.prompts import Prompt, PromptError, PromptSource
+from resources.rollout_rows import (
+    RolloutRow,
+    facts_of,
+    finished_row,
+    greedy_rows,
+    requests_of,
+    rollout_metrics,
+    rows_of,
+    shard_of,
+)
+from resources.seeding import stream_seed
+from resources.weight_receiver import ReceivesWeights
+
+Status = dict[str, Any]
+Stream = Callable[[Sequence[FinishedRow]], None]
+"""Gets rows as they finish, between two decode steps; it must hand them on and return."""
+
+
+class RolloutWorker(ReceivesWeights):
+    """One rank of the rollout role: an engine, or a tensor-parallel part of one."""
+
+    role = "rollout"
+
+    def __init__(
+        self,
+        rollout: RolloutConfig,
+        model: ModelConfig,
+        data: DataConfig,
+        seed: int,
+        *,
+        validation: ValidationConfig | None = None,
+        threads: int | None = None,
+        tensor_parallel: int = 1,
+    ) -> None:
+        """Read the prompts and start the engine on the model's own weights (policy version 0).
+
+        Raises PromptError, ModelError, or ValueError for ranks that `tensor_parallel` does not divide.
+        """
+        rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if world_size % tensor_parallel:
+            raise ValueError(
+                f"{world_size} rollout ranks do not divide into engines of tensor_parallel = {tensor_parallel}"
+            )
+        if threads is not None:
+            torch._C.set_num_threads(threads)  # an engine may have replaced torch.set_num_threads
+        self.rank, self.engine_index, self.num_engines = rank, rank // tensor_parallel, world_size // tensor_parallel
+        self.rollout, self.data, self.validation = rollout, data, validation
+        self.siblings: dict[str, Any] = {}
+        self.run_seed = seed + rollout.seed_offset
+        self.tokenizer = load_tokenizer(model)
+        self.prompts = PromptSource(data, self.tokenizer)
+        self.held_out = None
+        if validation is not None and validation.sources:
+            self.held_out = PromptSource.for_validation(validation, data, self.tokenizer)
+        self.stride = _largest_group(rollout.group_size, self.prompts)
+        folder = prepare_model_folder(model, seed)
+        self.eos_token_ids = _eos_token_ids(folder, int(self.tokenizer.eos_token_id))
+        self.engine = build_engine(
+            rollout,
+            str(folder),
+            dtype=rollout.dtype or model.dtype,
+            vocab_size=int(load_model_config(model).get_text_config().vocab_size),
+            max_model_length=rollout.max_model_length or data.max_prompt_length + rollout.max_response_length,
+            seed=stream_seed(seed, "engine", self.engine_index),
+            tensor_parallel=tensor_parallel,
+        )
+
+    @dispatch(Dispatch.MESH, bulk=True, split=())
+    def sample(
+        self,
+        epoch: int,
+        start: int,
+        count: int,
+        group_size: int,
+        iteration: int,
+        policy_version: int | None = None,
+        skip: Collection[str] = (),
+        stream: Stream | None = None,
+        greedy: bool = False,
+    ) -> tuple[Status, TensorDict]:
+        """Sample responses to the `count` prompts from position (epoch, start) on.
+
+        Args:
+            epoch: pass over the data.
+            start: position in it.
+            count: prompts, over all engines.
+            group_size: responses per prompt, where the source asks for no other number.
+            iteration: enters the seeds, so that a prompt seen again gets other noise.
+            policy_version: the version the engine must hold; any when None.
+            skip: prompt keys to leave out (curriculum).
+            stream: gets finished rows while others still decode.
+            greedy: one greedy response a prompt instead (a baseline; row ids are negative).
+
+        Returns:
+            status (metrics, facts per row, `next_position`, spans) and this engine's rows.
+
+        Raises:
+            RuntimeError: when the engine holds another policy version.
+        """
+        if policy_version is not None and self.engine.policy_version != policy_version:
+            raise RuntimeError(
+                f"engine {self.engine_index} holds policy version {self.engine.policy_version}; version {policy_version} was "
+                "asked for. Sync the weights before the rollout"
+            )
+        wanted = self.prompts.rows(epoch, start, count, skip=set(skip))
+        mine = self._mine(wanted.prompts)
+        rows = greedy_rows(mine) if greedy else rows_of(mine, group_size, self.stride)
+        sampling = Sampling.from_config(self.rollout.sampling, self.eos_token_ids, greedy=greedy)
+        status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream)
+        position = {"epoch": wanted.epoch, "start": wanted.start, "identity": self.prompts.identity}
+        return {**status, "next_position": position}, shard
+
+    @dispatch(Dispatch.MESH, bulk=True, split=())
+    def evaluate(
+        self, count: int, samples_per_prompt: int = 1, greedy: bool = False, stream: Stream | None = None
+    ) -> tuple[Status, TensorDict]:
+        """Sample held-out prompts: the first `count`, always the same and with the same seeds, so runs compare.
+
+        Row ids are those of the validation prompts' own order; they don't mix with training rows.
+        """
+        if self.held_out is None or self.validation is None:
+            raise PromptError("there are no validation prompts; give validation.sources")
+        if count > self.held_out.num_rows:
+            raise PromptError(
+                f"validation.num_prompts is {count} but only {self.held_out.num_rows} prompts are there; lower it"
+            )
+        mine = self._mine(self.held_out.rows(0, 0, count).prompts)
+        size = 1 if greedy else samples_per_prompt
+        rows = [
+            RolloutRow(row_id=prompt.ordinal * size + k, prompt=prompt, group_size=size)
+            for prompt in mine
+            for k in range(size)
+        ]
+        config = self.rollout.sampling
+        tempered = SamplingConfig(temperature=self.validation.temperature, stop_token_ids=config.stop_token_ids)
+        sampling = Sampling.from_config(tempered, self.eos_token_ids, greedy=greedy)
+        return self._generate(rows, sampling, stream_seed(self.run_seed, "validation"), 0, stream)
+
+    @dispatch(Dispatch.BROADCAST)
+    def describe_prompts(self) -> dict[str, Any]:
+        """Rows of an epoch, how many were filtered out, and the identity a checkpoint keeps."""
+        return {
+            "num_rows": self.prompts.num_rows,
+            "num_filtered": self.prompts.num_filtered,
+            "identity": self.prompts.identity,
+        }
+
+    @dispatch(Dispatch.BROADCAST)
+    def resume_position(self, state: dict[str, Any]) -> tuple[int, int]:
+        """(epoch, start) to go on from, given what a checkpoint kept; the beginning if the data is other data."""
+        return self.prompts.resume_position(state)
+
+    @dispatch(Dispatch.BROADCAST)
+    def sleep(self) -> None:
+        """Free the accelerator for another role of this bundle."""
+        self.engine.sleep()
+
+    @dispatch(Dispatch.BROADCAST)
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        self.engine.wake()
+
+    def _mine(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        return [prompt for prompt in prompts if prompt.ordinal % self.num_engines == self.engine_index]
+
+    def _generate(
+        self, rows: list[RolloutRow], sampling: Sampling, run_seed: int, iteration: int, stream: Stream | None
+    ) -> tuple[Status, TensorDict]:
+        started = time.monotonic()
+        requests = requests_of(rows, run_seed, iteration, self.rollout.max_response_length)
+        by_id = {row.row_id: row for row in rows}
+
+        def hand_on(outputs: list[GenerationOutput]) -> None:
+            if stream is not None:
+                stream([finished_row(by_id[output.row_id], output) for output in outputs])
+
+        outputs = self.engine.generate(requests, sampling, None if stream is None else hand_on)
+        shard = shard_of(rows, outputs, self.engine.policy_version)
+        status: Status = {
+            "metrics": rollout_metrics(rows, outputs),
+            "rows": facts_of(rows, outputs),
+            "policy_version": self.engine.policy_version,
+            "spans": {
+                "rank": self.rank,
+                "start": started,
+                "end": time.monotonic(),
+                "rows": len(rows),
+                **self.engine.facts.span,
+                "policy_version": self.engine.policy_version,
+            },
+        }
+        return status, shard
+
+
+def _largest_group(group_size: int, prompts: PromptSource) -> int:
+    return max([group_size, *(size for size in prompts.group_sizes if size is not None)])
+
+
+def _eos_token_ids(folder: Any, tokenizer_eos: int) -> set[int]:
+    """Every token the model itself ends with: the tokenizer's, and those of its generation config (often several)."""
+    from transformers import GenerationConfig
+
+    path = os.path.join(str(folder), "generation_config.json")
+    if not os.path.exists(path):
+        return {tokenizer_eos}
+    found = GenerationConfig.from_pretrained(str(folder)).eos_token_id
+    more = found if isinstance(found, list) else [] if found is None else [found]
+    return {tokenizer_eos, *(int(token) for token in more)}
