@@ -24,8 +24,7 @@ _NUMBER = re.compile(
 )
 _LETTERS = re.compile(r"[^\W\d_]+")
 _UNIT = re.compile(r"\s*(?P<words>[^\W\d_][^\d\\(),;=+*^]*(?:\^\{?[23]\}?)?)?\s*")
-_NOT_A_LETTERS = re.compile(r"[^\W\d_]+")
-_UNIT = re.compile(r"(?![mgshlLAVWNJKCF]$)[^\W\d_]$|pi\b|e\b|i\b")
+_NOT_A_UNIT = re.compile(r"(?![mgshlLAVWNJKCF]$)[^\W\d_]$|pi\b|e\b|i\b")
 """A lone letter that is no unit is a variable, and 3pi is not 3."""
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
