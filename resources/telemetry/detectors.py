@@ -66,7 +66,7 @@ def _grader(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     exposed = sum(task.seconds(Kind.EXECUTE) for task in tasks)
     if exposed <= 0:
         return []
-    graders = [g for task in tasks for g in task.span.facts.get("graders", ()) if g.get("calls")]
+    graders = [grader for task in tasks for grader in task.span.graders]
     evidence: dict[str, float | str] = {"exposed_seconds": exposed}
     hidden = sum(float(task.span.facts.get("hidden_seconds", 0.0)) for task in tasks)
     if hidden:

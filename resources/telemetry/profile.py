@@ -293,13 +293,11 @@ def _lengths(sources: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], tup
 
 
 def _grader_profile(spans: Sequence[TaskSpan]) -> GraderProfile | None:
-    graders = [g for span in spans for g in span.facts.get("graders", ()) if g.get("calls")]
+    graders = [grader for span in spans for grader in span.graders]
     if not graders:
         return None
     per_iteration = 1.0 / len(spans)
-    longest = [
-        max((g["max_seconds"] for g in span.facts.get("graders", ()) if g.get("calls")), default=0.0) for span in spans
-    ]
+    longest = [max((grader["max_seconds"] for grader in span.graders), default=0.0) for span in spans]
     return GraderProfile(
         total_seconds=sum(g["total_seconds"] for g in graders) * per_iteration,
         max_seconds=sum(longest) * per_iteration,

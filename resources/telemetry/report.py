@@ -178,7 +178,7 @@ class _Collector:
         for facts in sources:
             for edge, count in facts.get("response_length_histogram", {}).items():
                 self._lengths[int(edge)] += count
-        for grader in task.facts.get("graders", ()):
+        for grader in task.graders:
             self._fold_grader(grader)
 
     def _fold_grader(self, grader: Mapping[str, Any]) -> None:

@@ -68,13 +68,17 @@ class TaskTimeline:
     execute_end: float
     ended: float
     segments: tuple[Segment, ...]
+    durations: Mapping[Kind, float]
+    """Seconds by kind, but for `after_seconds`."""
+    after_seconds: float
+    """Scheduling after the answers were collected."""
 
     @property
     def role(self) -> str:
         return role_of(self.span)
 
     def seconds(self, kind: Kind) -> float:
-        return sum(segment.seconds for segment in self.segments if segment.kind is kind)
+        return self.durations[kind] + (self.after_seconds if kind is Kind.SCHEDULING else 0.0)
 
     def free_at(self, edge: Edge) -> float:
         """When this task stops holding up the one behind `edge`."""
@@ -180,7 +184,14 @@ def _task_timeline(
         Segment(collected, ended, key, role, Kind.SCHEDULING),
     ]
     kept = tuple(segment for segment in segments if segment.end > segment.start)
-    return TaskTimeline(key, span, tuple(edges), predecessor, ready, execute_start, execute_end, ended, kept)
+    durations = dict.fromkeys(Kind, 0.0)
+    for segment in kept:
+        durations[segment.kind] += segment.end - segment.start
+    after = ended - collected
+    durations[Kind.SCHEDULING] -= after
+    return TaskTimeline(
+        key, span, tuple(edges), predecessor, ready, execute_start, execute_end, ended, kept, durations, after
+    )
 
 
 def _latest_keys(names: Iterable[str], earlier: Mapping[str, TaskTimeline]) -> list[str]:
@@ -210,7 +221,7 @@ def _segments_before(
     segments: list[Segment] = []
     cursor = execute_start
     for kind, seconds in (
-        (Kind.SERIALIZE, span.dispatch.seconds),
+        (Kind.SERIALIZE, _serialize_seconds(span, ready)),
         (Kind.QUEUE, queue),
         (Kind.WEIGHTS, span.waits.weights),
     ):
@@ -219,6 +230,15 @@ def _segments_before(
         cursor = begin
     segments.append(Segment(ready, cursor, key, CONTROLLER, Kind.SCHEDULING))
     return segments[::-1]
+
+
+def _serialize_seconds(span: TaskSpan, ready: float) -> float:
+    """Serialising after the inputs were there. The controller does it on submission: what it did ahead held up nobody;
+    a span that started before it could be over did it in its host."""
+    seconds = span.dispatch.seconds
+    if span.submitted is None or span.started < span.submitted + seconds:
+        return seconds
+    return min(seconds, max(0.0, span.submitted + seconds - ready))
 
 
 def _segments_during(key: str, role: str, span: TaskSpan, execute_start: float, execute_end: float) -> list[Segment]:
@@ -250,18 +270,13 @@ def replay_seconds(
         now = max((free[edge] for edge in edges), default=timeline.start)
         if task.predecessor in edges and task.predecessor is not None:  # overlaps that were cut stay cut
             now -= max(0.0, timeline.tasks[task.predecessor.task].free_at(task.predecessor) - task.ready)
-        seconds = dict.fromkeys(Kind, 0.0)
-        after = 0.0
-        for segment in task.segments:
-            if segment.kind is Kind.SCHEDULING and segment.start >= task.execute_end:
-                after += segment.seconds
-            else:
-                seconds[segment.kind] += segment.seconds
-        left = {kind: max(0.0, value - reductions.get((key, kind), 0.0)) for kind, value in seconds.items()}
-        after = max(0.0, after - max(0.0, reductions.get((key, Kind.SCHEDULING), 0.0) - seconds[Kind.SCHEDULING]))
-        now += sum(left[kind] for kind in _BEFORE)
+        for kind in _BEFORE:
+            now += max(0.0, task.durations[kind] - reductions.get((key, kind), 0.0))
+        spare = reductions.get((key, Kind.SCHEDULING), 0.0) - task.durations[Kind.SCHEDULING]
+        after = max(0.0, task.after_seconds - max(0.0, spare))
+        collect = max(0.0, task.durations[Kind.COLLECT] - reductions.get((key, Kind.COLLECT), 0.0))
         free[Edge(key, is_pool=True)] = now
-        now += left[Kind.COLLECT] + after
+        now += collect + after
         free[Edge(key)] = now
         latest = max(latest, now)
     last = timeline.last

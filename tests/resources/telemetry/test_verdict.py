@@ -1,5 +1,6 @@
 """Each planted bottleneck gets its role and cause; what only looks like one does not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from resources.telemetry.attribution import attribute
 from resources.telemetry.causes import Cause
 from resources.telemetry.detectors import find_candidates
-from resources.telemetry.spans import IterationSpan, RankSpan, TaskSpan, Waits
+from resources.telemetry.spans import Dispatch, IterationSpan, RankSpan, TaskSpan, Waits
 from resources.telemetry.timeline import Kind, replay_seconds
 from resources.telemetry.verdict import Verdict, judge, judge_run
 from tests.resources.telemetry.scenarios import grader_facts, iteration
@@ -166,6 +167,23 @@ def test_a_driver_that_serialises_is_the_controller():
     # four siblings serialise side by side: charged once; the two updates: the actor's is on the path
     assert verdict.gain_seconds == pytest.approx(2.5)
     assert "MiB" in verdict.evidence_text
+
+
+def test_serialising_ahead_of_need_holds_up_nobody():
+    """All tasks are submitted at once: the update is pickled by the controller while the rollout still decodes."""
+    tasks, span = iteration()
+    ahead = [
+        replace(task, submitted=0.0, dispatch=Dispatch(serialize_seconds=2.0)) if task.task == "actor-update" else task
+        for task in tasks
+    ]
+    assert verdict_of((ahead, span)).is_balanced
+
+
+def test_serialising_by_the_controller_before_the_task_starts_is_charged():
+    tasks, span = iteration(gap=2.0)
+    late = [replace(task, dispatch=Dispatch(serialize_seconds=1.9, bytes=2**20)) for task in tasks]
+    verdict = verdict_of((late, span))
+    assert (verdict.role, verdict.cause) == ("controller", Cause.SERIALISE)
 
 
 def test_a_driver_that_collects_is_the_controller():
