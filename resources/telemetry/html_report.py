@@ -88,10 +88,13 @@ def _roles(report: Report) -> str:
         whom = ", ".join(
             f"{escape(name)} {seconds:.2f}" for name, seconds in entry["waiting"].items() if seconds >= 0.005
         )
-        numbers = (entry["busy"], entry["transfer"], sum(entry["waiting"].values()), entry["idle"])
+        numbers = (entry["busy"], entry["transfer"], sum(entry["waiting"].values()), entry["idle"], entry["path"])
         cells = "".join(f"<td>{number:.2f}</td>" for number in numbers)
         rows.append(f"<tr><td>{escape(entry['role'])}</td>{cells}<td>{whom}</td></tr>")
-    head = "".join(f"<th>{name}</th>" for name in ("role", "busy s", "transfer s", "waiting s", "idle s", "waits for"))
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in ("role", "busy s", "transfer s", "waiting s", "idle s", "on the critical path s", "waits for")
+    )
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 

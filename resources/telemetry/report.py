@@ -258,20 +258,21 @@ def _running_of(detail: IterationDetail) -> tuple[tuple[str, int, Sequence[Seque
 
 
 def role_table(report: Report) -> list[dict[str, Any]]:
-    """Mean seconds a step of each role over complete iterations: busy, transfer, waiting by whom, idle."""
+    """Mean seconds a step of each role over complete iterations: busy, transfer, waiting by whom, idle; on the path."""
     totals: dict[str, dict[str, Any]] = {}
     for summary in report.complete:
         for role in summary.times.roles:
             entry = totals.setdefault(
-                role.role, {"role": role.role, "busy": 0.0, "transfer": 0.0, "waiting": {}, "idle": 0.0}
+                role.role, {"role": role.role, "busy": 0.0, "transfer": 0.0, "waiting": {}, "idle": 0.0, "path": 0.0}
             )
             for part in ("busy", "transfer", "idle"):
                 entry[part] += getattr(role, part)
+            entry["path"] += sum(seconds for (name, _), seconds in summary.path_seconds.items() if name == role.role)
             for whom, seconds in role.waiting.items():
                 entry["waiting"][whom] = entry["waiting"].get(whom, 0.0) + seconds
     count = max(1, len(report.complete))
     for entry in totals.values():
-        for part in ("busy", "transfer", "idle"):
+        for part in ("busy", "transfer", "idle", "path"):
             entry[part] /= count
         entry["waiting"] = {
             whom: seconds / count for whom, seconds in sorted(entry["waiting"].items(), key=lambda item: -item[1])

@@ -21,7 +21,7 @@ def _imported(module: str, sink: str, package: str) -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"telemetry.sinks names {sink!r}, which needs the package {package} ({error});"
-            f" install it: pip install 'callsheet[{sink}]'"
+            f" install it: pip install 'callsheet[sinks]'"
         ) from error
 
 

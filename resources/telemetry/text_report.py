@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from resources.telemetry.advice import bytes_text
 from resources.telemetry.report import Report, role_table
 from resources.telemetry.search import SearchResult
 from resources.telemetry.whatif import Prediction
@@ -59,12 +60,15 @@ def _print(console: Console, report: Report) -> None:
             )
         console.print(table)
     _print_facts(console, report)
+    _print_own_cost(console, report)
     for note in report.missing:
         console.print(f"missing: {note}", markup=False)
 
 
 def _role_table(report: Report) -> Table:
-    table = Table("role", "busy", "transfer", "waiting", "idle", "waits for", title="Seconds a step, by role")
+    table = Table(
+        "role", "busy", "transfer", "waiting", "idle", "critical", "waits for", title="Seconds a step, by role"
+    )
     for entry in role_table(report):
         whom = ", ".join(f"{name} {seconds:.2f}" for name, seconds in entry["waiting"].items() if seconds >= 0.005)
         waiting = sum(entry["waiting"].values())
@@ -74,9 +78,22 @@ def _role_table(report: Report) -> Table:
             f"{entry['transfer']:.2f}",
             f"{waiting:.2f}",
             f"{entry['idle']:.2f}",
+            f"{entry['path']:.2f}",
             whom,
         )
     return table
+
+
+def _print_own_cost(console: Console, report: Report) -> None:
+    """What telemetry cost and what went through the controller, where iterations recorded it."""
+    measured = [s for s in report.complete if "telemetry_cpu_seconds" in s.facts]
+    if measured:
+        cpu = sum(summary.facts["telemetry_cpu_seconds"] for summary in measured)
+        steps = sum(summary.times.step_seconds for summary in measured)
+        console.print(f"telemetry: {1e3 * cpu / len(measured):.2f} ms of CPU a step, {100 * cpu / steps:.2f} % of it")
+    through = [summary.facts["controller_bytes"] for summary in report.complete if "controller_bytes" in summary.facts]
+    if through:
+        console.print(f"through the controller: at most {bytes_text(max(through))} an iteration")
 
 
 def _print_facts(console: Console, report: Report) -> None:

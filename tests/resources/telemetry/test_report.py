@@ -5,6 +5,7 @@ import re
 import shutil
 import urllib.request
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_the_text_form_says_what_to_change(slow_grader_run: Path):
     assert "reward.processes" in text
     assert re.search(r"reference\s+│\s+0\.50", text)
     assert "\x1b" not in text
+
+
+def test_the_text_tells_telemetrys_own_cost_and_what_went_through_the_controller(tmp_path: Path):
+    tasks, span = iteration(0)
+    span = replace(span, facts={"telemetry_cpu_seconds": 0.003, "controller_bytes": 2048})
+    write_run(tmp_path, [(tasks, span)], run_record())
+    text = render_text(build_report(tmp_path))
+    assert "telemetry: 3.00 ms of CPU a step, 0.05 % of it" in text
+    assert "through the controller: at most 2.0 KiB an iteration" in text
 
 
 def test_a_run_that_stopped_in_its_first_iteration_has_a_report_without_verdict(tmp_path: Path):
@@ -217,5 +227,5 @@ def test_an_unknown_sink_and_a_missing_extra_say_the_way_out(tmp_path: Path):
     try:
         import mlflow  # noqa: F401
     except ImportError:
-        with pytest.raises(ImportError, match=r"pip install 'callsheet\[mlflow\]'"):
+        with pytest.raises(ImportError, match=r"pip install 'callsheet\[sinks\]'"):
             open_sinks(["mlflow"], tmp_path)
