@@ -100,20 +100,12 @@ def estimate_advantages(
         bootstrap_truncated=bootstrap_truncated,
     )
     advantages, returns = ESTIMATORS[estimator](rewards, knobs)
-    new = {"token_rewards": rewards.token, "train_mask": rewards.mask}
+    new, gap = _correct(columns, rewards.mask, correction, correction_lower, correction_upper)
+    new["token_rewards"] = rewards.token
+    metrics |= gap
     if returns is not None:
         new["returns"] = returns
         metrics |= _critic_metrics(columns["values"], returns, rewards.mask)
-    if correction != "off":
-        new["correction_weights"], new["train_mask"], gap = rollout_correction(
-            columns["old_log_probs"],
-            columns["rollout_log_probs"],
-            rewards.mask,
-            mode=correction,
-            lower=correction_lower,
-            upper=correction_upper,
-        )
-        metrics |= gap
     if whiten_advantages:
         advantages = whiten(advantages, new["train_mask"])
     if teacher_coef != 0.0:
@@ -163,6 +155,18 @@ def _place_rewards(columns: Mapping[str, Tensor], kl_coef: float, kl_estimator: 
         metrics |= mean_metric("actor/reference_kl", sequence_kl, mask.any(dim=1))
         token, sequence = token - kl_coef * kl, sequence - kl_coef * sequence_kl
     return Rewards(token=token, sequence=sequence, mask=mask, columns=columns), metrics
+
+
+def _correct(
+    columns: Mapping[str, Tensor], mask: Tensor, mode: str, lower: float, upper: float
+) -> tuple[dict[str, Tensor], Metrics]:
+    """The trained mask, and with a correction the weights."""
+    if mode == "off":
+        return {"train_mask": mask}, {}
+    weights, kept, metrics = rollout_correction(
+        columns["old_log_probs"], columns["rollout_log_probs"], mask, mode=mode, lower=lower, upper=upper
+    )
+    return {"train_mask": kept, "correction_weights": weights}, metrics
 
 
 def _score_metrics(scores: Tensor, group_ids: Tensor) -> Metrics:
