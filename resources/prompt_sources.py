@@ -89,7 +89,8 @@ def _generated(source: SourceConfig, make: "_Task", held_out: bool) -> list[Sour
     if len(seen) < wanted:
         part = "held-out" if held_out else "training"
         raise PromptError(
-            f"source {source.name!r} asks for {wanted} rows but the {part} part of its space has {len(seen)}; lower size or "
+            f"source {source.name!r} asks for {wanted} rows but the {part} part of its space has {len(seen)}; lower "
+            "size or "
             f"widen options (space: {task.space} prompts)"
         )
     return [SourceRow(index=index, prompt=prompt, answer=task.solve(prompt)) for index, prompt in enumerate(seen)]
@@ -202,7 +203,8 @@ def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
             break
     else:
         raise PromptError(
-            f"source {source.name!r}: reasoning-gym's {source.path} gave {len(kept)} different prompts of the {wanted} asked for; lower size"
+            f"source {source.name!r}: reasoning-gym's {source.path} gave {len(kept)} different prompts of the {wanted} "
+            "asked for; lower size"
         )
     return [
         SourceRow(
@@ -263,7 +265,8 @@ def _call(source: SourceConfig, held_out: bool) -> Iterable[Mapping[str, Any]]:
         function = vars(importlib.import_module(module))[name]
     except (ImportError, KeyError) as error:
         raise PromptError(
-            f"source {source.name!r}: {source.path!r} cannot be imported ({error!r}); put its folder into code.import_paths"
+            f"source {source.name!r}: {source.path!r} cannot be imported ({error!r}); put its folder into "
+            "code.import_paths"
         ) from error
     return list(
         function(split="validation" if held_out else source.split, size=source.size, seed=source.seed, **source.options)
@@ -288,7 +291,8 @@ def _from_table(source: SourceConfig, table: Iterable[Mapping[str, Any]]) -> lis
         rows.append(_row(source, index, entry, columns))
     if bad:
         raise PromptError(
-            f"source {source.name!r}: rows {bad[:20]} ({len(bad)} in all) have a null {' or '.join(columns)}; remove them from {_origin(source)}"
+            f"source {source.name!r}: rows {bad[:20]} ({len(bad)} in all) have a null {' or '.join(columns)}; remove "
+            f"them from {_origin(source)}"
         )
     return rows
 

@@ -117,7 +117,8 @@ class PromptSource:
         self.identity = self._identity()
         if not held_out and self.num_rows < data.prompts_per_iteration:
             raise PromptError(
-                f"{self.num_rows} prompts are left ({self.num_filtered} were filtered out) but data.prompts_per_iteration is "
+                f"{self.num_rows} prompts are left ({self.num_filtered} were filtered out) but "
+                "data.prompts_per_iteration is "
                 f"{data.prompts_per_iteration}; add rows, lower prompts_per_iteration, or raise data.max_prompt_length "
                 f"({data.max_prompt_length})"
             )
@@ -232,13 +233,15 @@ class PromptSource:
         blank = [row.index for row, ids in zip(rows, all_ids, strict=True) if not ids]
         if blank:
             raise PromptError(
-                f"source {source.name!r}: rows {blank[:20]} ({len(blank)} in all) render to no token at all; remove them"
+                f"source {source.name!r}: rows {blank[:20]} ({len(blank)} in all) render to no token at all; remove "
+                "them"
             )
         limit, policy = self._data.max_prompt_length, self._data.overlong_prompts
         long = [row.index for row, ids in zip(rows, all_ids, strict=True) if len(ids) > limit]
         if long and policy == "error":
             raise PromptError(
-                f"source {source.name!r}: rows {long[:20]} ({len(long)} in all) are longer than data.max_prompt_length = {limit} tokens; "
+                f"source {source.name!r}: rows {long[:20]} ({len(long)} in all) are longer than data.max_prompt_length "
+                f"= {limit} tokens; "
                 "raise it, or set data.overlong_prompts to filter or truncate_left"
             )
         if policy == "filter":
@@ -248,7 +251,8 @@ class PromptSource:
             kept = [(row, ids[cut]) for row, ids in zip(rows, all_ids, strict=True)]
         if not kept:
             raise PromptError(
-                f"source {source.name!r}: all {len(rows)} prompts are longer than data.max_prompt_length = {limit} tokens; raise it"
+                f"source {source.name!r}: all {len(rows)} prompts are longer than data.max_prompt_length = {limit} "
+                "tokens; raise it"
             )
         if len(kept) < len(rows):
             logger.info(
@@ -270,15 +274,17 @@ class PromptSource:
             chats = [row.index for row in rows if not isinstance(row.prompt, str)]
             if chats or self._data.system_prompt is not None:
                 raise PromptError(
-                    f"source {source.name!r} has chat messages (rows {chats[:5]}) or data.system_prompt is set, but data.chat_template "
+                    f"source {source.name!r} has chat messages (rows {chats[:5]}) or data.system_prompt is set, but "
+                    "data.chat_template "
                     "is false; set it to true"
                 )
             return self._tokenizer([str(row.prompt) for row in rows])["input_ids"]
         if self._tokenizer.chat_template is None:
             raise PromptError(
-                "data.chat_template is true but the tokenizer has no chat template; set it to false or use another tokenizer"
+                "data.chat_template is true but the tokenizer has no chat template; set it to false or use another "
+                "tokenizer"
             )
-        texts = [
+        texts: list[Any] = [
             self._tokenizer.apply_chat_template(self._messages(row), tokenize=False, add_generation_prompt=True)
             for row in rows
         ]
@@ -292,7 +298,7 @@ class PromptSource:
 
 
 def _mix(weights: Sequence[float], total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which source stands at each of `total` positions, and how often each does: always the one furthest behind its share.
+    """Which source stands at each of `total` positions, and how often each does: the one furthest behind its share.
 
     >>> _mix([2.0, 1.0], 6)[0].tolist()
     [0, 1, 0, 0, 1, 0]

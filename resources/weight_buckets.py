@@ -73,7 +73,8 @@ def unpack(entries: Sequence[WeightEntry], tensors: Sequence[Tensor]) -> Iterato
             sums[entry.place] = checksum(tensor)
         if sums[entry.place] != entry.checksum:
             raise WeightMismatchError(
-                f"weight {entry.name!r} arrived with checksum {sums[entry.place]:x}; sent was {entry.checksum:x}. Its bytes "
+                f"weight {entry.name!r} arrived with checksum {sums[entry.place]:x}; sent was {entry.checksum:x}. Its "
+                "bytes "
                 "changed on the way"
             )
         yield entry.name, tensor
@@ -87,7 +88,8 @@ def checksum(tensor: Tensor) -> int:
     """
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if flat.device.type == "cpu":
-        return xxhash.xxh3_64_intdigest(flat.numpy())
+        raw: Any = flat.numpy()
+        return xxhash.xxh3_64_intdigest(raw)
     plain = weighted = torch.zeros((), dtype=torch.int64, device=flat.device)
     head = flat.numel() // 4 * 4
     words = flat[:head].view(torch.int32)

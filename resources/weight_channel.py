@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Backend, PrefixStore, TCPStore
+from torch.distributed import Backend, PrefixStore, ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from resources.weight_buckets import WeightEntry, from_flat, to_flat
 
@@ -33,7 +33,7 @@ class WeightChannel:
             options._timeout = timeout
             self._group: Any = torch.distributed.ProcessGroupNCCL(meeting, rank, size, options)
         else:
-            self._group = torch.distributed.ProcessGroupGloo(meeting, rank, size, timeout)
+            self._group = ProcessGroupGloo(meeting, rank, size, timeout)
 
     def send(self, entries: Sequence[WeightEntry], tensors: Sequence[Tensor]) -> None:
         """Broadcast one bucket."""

@@ -71,7 +71,7 @@ class SendsWeights:
 
     @dispatch(Dispatch.RANK_ZERO)
     def host_weight_channel(self: Any, node_ip: str, num_receivers: int, timeout_seconds: float) -> tuple[str, int]:
-        """Open the meeting point of a channel; the receivers join with its address, then `join_weight_channel` is called."""
+        """Open the meeting point of a channel; sender and receivers then join it by the address returned."""
         self._weight_store, address = host_store(node_ip, num_receivers + 1, timeout_seconds)
         return address
 

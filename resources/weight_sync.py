@@ -16,6 +16,7 @@ from resources.weight_sender import probe_tokens
 
 Way = Literal["in_process", "object_store", "process_group"]
 
+PROBE_TOKENS = 16
 PROBE_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 """Largest mean difference of log-probs per token. A head left behind moves it by 0.2 and more; rounding does not."""
 
@@ -65,6 +66,7 @@ def sync_weights(
     vocab_size: int,
     wire_dtype: str,
     compute_dtype: str = "float32",
+    max_probe_tokens: int = PROBE_TOKENS,
     timeout: float = 600.0,
 ) -> SyncReport:
     """Make the actor's weights version `version` of the engines.
@@ -77,6 +79,7 @@ def sync_weights(
         vocab_size: of the model; makes the probe sequence.
         wire_dtype: of the tensors on the way and of the engines' weights.
         compute_dtype: of the actor's arithmetic; the coarser of the two decides how far the probe may differ.
+        max_probe_tokens: what the engines' longest sequence leaves for the probe.
         timeout: of each call, in seconds.
 
     Raises:
@@ -84,7 +87,7 @@ def sync_weights(
     """
     started = time.monotonic()
     way = choose_way(config.weight_sync, actor, rollout)
-    probe = probe_tokens(vocab_size)
+    probe = probe_tokens(vocab_size, min(PROBE_TOKENS, max_probe_tokens))
     sync = {"in_process": _in_process, "object_store": _object_store, "process_group": _process_group}[way]
     reports, actor_probe = sync(actor, rollout, version, config.bucket_bytes, wire_dtype, probe, timeout)
     dtype = "bfloat16" if "bfloat16" in (wire_dtype, compute_dtype) else "float32"
@@ -120,7 +123,8 @@ def check_probe(engines: Sequence[Sequence[float]], actor: Sequence[float], tole
         # Not "gap > tolerance": a nan must fail too.
         if not gap <= tolerance:
             raise WeightSyncError(
-                f"after the sync engine {rank} and the actor differ by {gap:.4g} in the log-prob of a probe token (allowed: "
+                f"after the sync engine {rank} and the actor differ by {gap:.4g} in the log-prob of a probe token "
+                "(allowed: "
                 f"{tolerance}); some weight did not arrive where it belongs, or the models differ"
             )
         gaps.append(gap)

@@ -78,8 +78,9 @@ class GenerationRequest:
 class GenerationOutput:
     """One sampled response: the stop token is kept, padding does not exist.
 
-    >>> GenerationOutput(row_id=7, token_ids=(21, 22, 2), log_probs=(-0.1, -0.2, -0.3), finish_reason=FinishReason.STOP)
-    GenerationOutput(row_id=7, token_ids=(21, 22, 2), log_probs=(-0.1, -0.2, -0.3), finish_reason=<FinishReason.STOP: 0>, finish_seconds=0.0)
+    >>> output = GenerationOutput(row_id=7, token_ids=(21, 2), log_probs=(-0.1, -0.3), finish_reason=FinishReason.STOP)
+    >>> output.token_ids[-1], output.finish_reason.name
+    (2, 'STOP')
     """
 
     row_id: int
@@ -104,7 +105,7 @@ class WeightReport:
 
 @dataclass(slots=True)
 class GenerationFacts:
-    """What the last `generate` call knows of itself; `span` is the telemetry's record (resources/telemetry/facts.py)."""
+    """What the last `generate` call knows of itself; `span` has the names of resources/telemetry/facts.py."""
 
     tokens: int = 0
     seconds: float = 0.0

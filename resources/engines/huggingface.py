@@ -25,6 +25,7 @@ from resources.engines.base import (
     WeightReport,
     Weights,
 )
+from resources.engines.request_checks import check_request
 from resources.engines.weight_update import WeightUpdate
 from resources.telemetry.rollout_gauge import RolloutGauge, response_length_facts
 
@@ -79,7 +80,9 @@ class HuggingFaceEngine:
     ) -> list[GenerationOutput]:
         """Sample all requests."""
         started = time.monotonic()
-        gauge = RolloutGauge(max(1, min(self._slots, len(requests))))
+        slots = min(self._slots, len(requests))
+        gauge = RolloutGauge(max(1, slots))
+        gauge.observe(running=slots, waiting=len(requests) - slots)
         self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
         outputs: dict[int, GenerationOutput] = {}
         is_done = False
@@ -102,8 +105,8 @@ class HuggingFaceEngine:
     def add_request(self, request: GenerationRequest, sampling: Sampling) -> None:
         """Queue one response."""
         self._check_usable()
-        if not request.prompt_ids:
-            raise ValueError(f"row {request.row_id} has an empty prompt; a response needs at least one token before it")
+        config = self._model.config.get_text_config()
+        check_request(request, config.vocab_size, config.max_position_embeddings)
         generator = torch.Generator().manual_seed(request.seed)
         self._waiting.append(_Row(request=request, sampling=sampling, generator=generator, added=time.monotonic()))
 

@@ -118,7 +118,9 @@ class ScriptedEngine:
         """Answer all requests, taking the time a real engine with these slots would take."""
         self._generation += 1
         started = time.monotonic()
-        gauge = RolloutGauge(max(1, min(self._slots, len(requests))))
+        slots = min(self._slots, len(requests))
+        gauge = RolloutGauge(max(1, slots))
+        gauge.observe(running=slots, waiting=len(requests) - slots)
         self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
         outputs: dict[int, GenerationOutput] = {}
         is_done = False

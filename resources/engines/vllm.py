@@ -4,7 +4,6 @@ In-process on purpose: a worker then owns engine and weights, a fused actor hand
 nothing outlives the worker. What vLLM changes in the process (threads, dtype, random streams) is put back.
 """
 
-import hashlib
 import logging
 import os
 import time
@@ -28,6 +27,7 @@ from resources.engines.base import (
     Weights,
 )
 from resources.engines.process_state import process_state_kept
+from resources.engines.request_checks import check_peers, check_request
 from resources.engines.vllm_arguments import check_arguments, effective_arguments, engine_arguments
 from resources.engines.weight_update import WeightUpdate
 from resources.telemetry.rollout_gauge import RolloutGauge, response_length_facts
@@ -42,7 +42,6 @@ with process_state_kept():
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import get_tp_group
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-    from vllm.outputs import RequestOutput
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
 
@@ -94,7 +93,7 @@ class VllmEngine:
             torch.distributed.init_process_group("gloo" if self._is_cpu else "cpu:gloo,cuda:nccl")
         with process_state_kept(), self._without_compiling():
             self._llm = LLM(model_folder, **asked, **_FIXED_ARGUMENTS)
-        self._engine = self._llm.llm_engine
+        self._engine: Any = self._llm.llm_engine  # in-process, so its parts can be reached; they are not typed
         self._core = self._engine.engine_core.engine_core
         self._vocab_size = self._engine.model_config.get_vocab_size()
         self._is_tied = bool(getattr(self._engine.model_config.hf_config, "tie_word_embeddings", False))
@@ -119,7 +118,7 @@ class VllmEngine:
                 f"{len(self._added)} responses are still being sampled; finish or abort them before `generate`"
             )
         if self._tensor_parallel > 1:
-            self._check_peers(requests, sampling)
+            check_peers(requests, sampling, get_tp_group().cpu_group, self._tensor_parallel)
         self._start_facts(requests)
         started = time.monotonic()
         outputs: dict[int, GenerationOutput] = {}
@@ -141,7 +140,7 @@ class VllmEngine:
     def add_request(self, request: GenerationRequest, sampling: Sampling) -> None:
         """Queue one response. Raises ValueError for ids the model lacks or a response that cannot fit."""
         self._check_usable()
-        self._check_request(request)
+        check_request(request, self._vocab_size, self._max_model_length)
         params = SamplingParams(
             temperature=0.0 if sampling.greedy else sampling.temperature,
             top_p=1.0 if sampling.greedy else sampling.top_p,
@@ -205,7 +204,7 @@ class VllmEngine:
         )
         return outputs
 
-    def _finished(self, output: RequestOutput) -> GenerationOutput:
+    def _finished(self, output: Any) -> GenerationOutput:
         row_id, added, request = self._added.pop(output.request_id)
         self._gauge.preemptions += request.num_preemptions
         self.facts.cached_prompt_tokens += output.num_cached_tokens or 0
@@ -234,34 +233,6 @@ class VllmEngine:
                     self._added.pop(output.request_id)
                     log_probs = list(output.prompt_logprobs.logprobs)
         return [0.0, *log_probs]
-
-    def _check_request(self, request: GenerationRequest) -> None:
-        if not request.prompt_ids:
-            raise ValueError(f"row {request.row_id} has an empty prompt; a response needs at least one token before it")
-        top = max(request.prompt_ids)
-        if top >= self._vocab_size:
-            raise ValueError(
-                f"row {request.row_id} holds token id {top}; the engine's vocabulary has {self._vocab_size}. Tokenizer and model differ"
-            )
-        length = len(request.prompt_ids) + request.max_tokens
-        if length > self._max_model_length:
-            raise ValueError(
-                f"row {request.row_id} needs {len(request.prompt_ids)} + {request.max_tokens} tokens; the engine was started for "
-                f"{self._max_model_length}. Raise rollout.max_model_length or lower data.max_prompt_length"
-            )
-
-    def _check_peers(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> None:
-        """Tensor-parallel peers must be given the same rows and seeds; otherwise each would sample other tokens."""
-        text = repr((tuple((r.row_id, r.prompt_ids, r.seed, r.max_tokens) for r in requests), sampling))
-        mine = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
-        group = get_tp_group().cpu_group
-        hashes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._tensor_parallel)]
-        torch.distributed.all_gather(hashes, torch.tensor([mine]), group=group)
-        if len({int(value) for value in hashes}) > 1:
-            raise ValueError(
-                f"tensor-parallel peers were given different rows or seeds (hashes {[int(value) for value in hashes]}); "
-                "every peer of an engine must sample the same requests"
-            )
 
     # Weights -------------------------------------------------------------------------------------------------------
 
@@ -345,7 +316,7 @@ class VllmEngine:
             self._drop_caches()
 
     def shutdown(self) -> None:
-        """Free the model and the KV cache, and vLLM's process groups with them: no other engine of this process works on."""
+        """Free model, KV cache and vLLM's process groups; no other engine of this process works afterwards."""
         self._core.shutdown()
 
     @contextmanager
@@ -360,7 +331,9 @@ class VllmEngine:
 
     def _start_facts(self, requests: Sequence[GenerationRequest]) -> None:
         self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
-        self._gauge = RolloutGauge(max(1, min(self._slots, len(requests))))
+        slots = min(self._slots, len(requests))
+        self._gauge = RolloutGauge(max(1, slots))
+        self._gauge.observe(running=slots, waiting=len(requests) - slots, tokens=0)
         self._tokens = 0
 
     def _finish_facts(self, seconds: float, outputs: dict[int, GenerationOutput]) -> None:

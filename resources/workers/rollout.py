@@ -7,10 +7,12 @@ Every rank reads the same slice of prompts and keeps the groups that are its eng
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
+from transformers import GenerationConfig
 
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
@@ -76,7 +78,7 @@ class RolloutWorker(ReceivesWeights):
             self.held_out = PromptSource.for_validation(validation, data, self.tokenizer)
         self.stride = _largest_group(rollout.group_size, self.prompts)
         folder = prepare_model_folder(model, seed)
-        self.eos_token_ids = _eos_token_ids(folder, int(self.tokenizer.eos_token_id))
+        self.eos_token_ids = _eos_token_ids(folder, self.tokenizer)
         self.engine = build_engine(
             rollout,
             str(folder),
@@ -121,7 +123,8 @@ class RolloutWorker(ReceivesWeights):
         """
         if policy_version is not None and self.engine.policy_version != policy_version:
             raise RuntimeError(
-                f"engine {self.engine_index} holds policy version {self.engine.policy_version}; version {policy_version} was "
+                f"engine {self.engine_index} holds policy version {self.engine.policy_version}; version "
+                f"{policy_version} was "
                 "asked for. Sync the weights before the rollout"
             )
         wanted = self.prompts.rows(epoch, start, count, skip=set(skip))
@@ -218,13 +221,10 @@ def _largest_group(group_size: int, prompts: PromptSource) -> int:
     return max([group_size, *(size for size in prompts.group_sizes if size is not None)])
 
 
-def _eos_token_ids(folder: Any, tokenizer_eos: int) -> set[int]:
+def _eos_token_ids(folder: Path, tokenizer: Any) -> set[int]:
     """Every token the model itself ends with: the tokenizer's, and those of its generation config (often several)."""
-    from transformers import GenerationConfig
-
-    path = os.path.join(str(folder), "generation_config.json")
-    if not os.path.exists(path):
-        return {tokenizer_eos}
-    found = GenerationConfig.from_pretrained(str(folder)).eos_token_id
+    found: Any = None
+    if (folder / "generation_config.json").is_file():
+        found = GenerationConfig.from_pretrained(str(folder)).eos_token_id
     more = found if isinstance(found, list) else [] if found is None else [found]
-    return {tokenizer_eos, *(int(token) for token in more)}
+    return {int(tokenizer.eos_token_id), *(int(token) for token in more)}

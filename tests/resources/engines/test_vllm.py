@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from configs.rollout import RolloutConfig, SamplingConfig
+from configs.rollout import SamplingConfig
 from resources.engines.base import (
     FinishReason,
     GenerationOutput,
