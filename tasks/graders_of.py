@@ -1,13 +1,22 @@
 """From the configuration to the graders that reward workers run: plain values, functions by import path."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from dataclasses import fields as fields_of
+from functools import partial
+from typing import Any, TypeVar
 
-from configs.reward import GraderConfig
+from configs.reward import GraderConfig, JudgeConfig
 from configs.run import RunConfig
-from resources.graders import Grader
+from resources.code_grader import CodeSettings
+from resources.graders import Grader, Secret
+from resources.judge import HttpSettings, JudgeSettings
+from resources.sandbox import SandboxLimits
+from tasks.rewards.code import plan_runs, score_outputs
 from tasks.rewards.table import GRADERS
+
+S = TypeVar("S", HttpSettings, JudgeSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +38,14 @@ _IN_PROCESS = {
 def build_graders(config: RunConfig, secrets: Mapping[str, str] | None = None) -> tuple[Grader, ...]:
     """The graders of `config.reward`, in its order.
 
-    `secrets`: values of the Prefect Secret blocks that judges name, by block name. Raises ValueError for an unknown
-    rule or a key that is not there.
+    Keys are read here, where the run starts, and travel masked: from the environment, or from Prefect Secret blocks
+    (`secrets`: block name -> value, in place of asking Prefect). Raises ValueError for an unknown rule or option, and
+    for a key that is not there.
     """
-    return tuple(_build(config, grader, dict(secrets or {})) for grader in config.reward.graders)
+    return tuple(_build(config, grader, secrets) for grader in config.reward.graders)
 
 
-def _build(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, str]) -> Grader:
+def _build(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, str] | None) -> Grader:
     fields: dict[str, Any] = {
         "name": grader.name,
         "kind": grader.kind,
@@ -48,9 +58,77 @@ def _build(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, str]) 
     }
     if grader.kind == "python":
         fields |= {"function": grader.function, "options": dict(grader.options)}
-    if grader.kind == "rule":
+    elif grader.kind == "rule":
         fields |= _rule(config, grader)
+    elif grader.kind == "sandbox":
+        fields["backend"] = _code(grader)
+    elif grader.kind == "http":
+        fields["backend"] = _from_options(grader, HttpSettings, url=str(grader.url))
+    elif grader.kind == "judge":
+        fields["backend"] = _judge(grader, secrets)
     return Grader(**fields)
+
+
+def _judge(grader: GraderConfig, secrets: Mapping[str, str] | None) -> JudgeSettings:
+    judge = grader.judge
+    assert judge is not None, "the schema asks for it"
+    return _from_options(
+        grader,
+        JudgeSettings,
+        base_url=judge.base_url,
+        model=judge.model,
+        prompt=judge.prompt,
+        key=_key(grader.name, judge, secrets),
+        max_tokens=judge.max_tokens,
+        max_concurrency=judge.max_concurrency,
+        requests_per_minute=judge.requests_per_minute,
+        tokens_per_minute=judge.tokens_per_minute,
+        max_retries=judge.max_retries,
+    )
+
+
+def _key(name: str, judge: JudgeConfig, secrets: Mapping[str, str] | None) -> Secret | None:
+    if judge.api_key_env is not None:
+        if not os.environ.get(judge.api_key_env):
+            raise ValueError(
+                f"judge {name!r} takes its key from {judge.api_key_env}, which is not set; export it first"
+            )
+        return Secret(os.environ[judge.api_key_env])
+    if judge.api_key_block is None:
+        return None
+    if secrets is not None:
+        if judge.api_key_block not in secrets:
+            raise ValueError(f"judge {name!r} takes its key from block {judge.api_key_block!r}, which was not given")
+        return Secret(secrets[judge.api_key_block])
+    from prefect.blocks.system import Secret as SecretBlock  # only a run with such a judge talks to Prefect here
+
+    return Secret(str(SecretBlock.load(judge.api_key_block).get()))
+
+
+def _code(grader: GraderConfig) -> CodeSettings:
+    options = dict(grader.options)
+    is_partial = bool(options.pop("partial", False))
+    known = {one.name for one in fields_of(SandboxLimits)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ValueError(f"code grader {grader.name!r} has no option {unknown[0]!r}; it takes partial, {sorted(known)}")
+    options.setdefault("wall_seconds", min(SandboxLimits.wall_seconds, grader.timeout_seconds))
+    return CodeSettings(
+        plan=plan_runs,
+        judge=partial(score_outputs, partial=is_partial),
+        limits=SandboxLimits(**options),
+        is_unsafe=grader.sandbox == "unsafe",
+        runs_all=is_partial,
+    )
+
+
+def _from_options(grader: GraderConfig, settings: type[S], **fields: Any) -> S:
+    """Settings from the config's fields, with what `options` adds (pauses, bounds of a judge's scale)."""
+    known = {one.name for one in fields_of(settings)} - set(fields)  # pyright: ignore[reportArgumentType]
+    unknown = sorted(set(grader.options) - known)
+    if unknown:
+        raise ValueError(f"{grader.kind} grader {grader.name!r} has no option {unknown[0]!r}; it takes {sorted(known)}")
+    return settings(**fields, **grader.options)
 
 
 def _rule(config: RunConfig, grader: GraderConfig) -> dict[str, Any]:

@@ -1,0 +1,222 @@
+"""Judges and reward services over HTTP: 429, 500, nonsense and silence cost retries, never another row's score."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from resources.grader_backends import build_backends
+from resources.graders import FinishedRow, Grader, Sample, Secret, read_sample
+from resources.judge import HttpSettings, JudgeSettings, read_number
+from resources.rate_limits import RateLimit
+from resources.reward_loop import RewardLoop
+
+KEY = "sk-very-secret"
+Answer = tuple[int, str, dict[str, str]]
+
+
+class Service(ThreadingHTTPServer):
+    """Answers by a script: request body and number of the attempt for it -> status, body, headers; None is silence."""
+
+    daemon_threads = True
+
+    def __init__(self, script: Callable[[dict[str, Any], int], Answer | None]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script = script
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: set[str] = set()
+        self.active = self.most_active = 0
+        self.lock = threading.Lock()
+        self.is_over = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Service
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.bodies.append(body)
+            self.server.keys.add(self.headers.get("Authorization", ""))
+            attempt = self.server.bodies.count(body)
+            self.server.active += 1
+            self.server.most_active = max(self.server.most_active, self.server.active)
+        answer = self.server.script(body, attempt)
+        if answer is None:
+            self.server.is_over.wait(60)
+        with self.server.lock:
+            self.server.active -= 1
+        if answer is not None:
+            status, text, headers = answer
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(text.encode()))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    def log_message(self, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Service]]:
+    services: list[Service] = []
+
+    def start(script: Callable[[dict[str, Any], int], Answer | None]) -> Service:
+        services.append(Service(script))
+        threading.Thread(target=services[-1].serve_forever, args=(0.05,), daemon=True).start()
+        return services[-1]
+
+    yield start
+    for service in services:
+        service.is_over.set()
+        service.shutdown()
+        service.server_close()
+
+
+def said(text: str) -> Answer:
+    return 200, json.dumps({"choices": [{"message": {"content": text}}]}), {}
+
+
+def asked(body: dict[str, Any]) -> str:
+    return body["messages"][0]["content"]
+
+
+def sample(row_id: int, response: str) -> Sample:
+    record = json.dumps({"prompt": "Is it?", "answer": "yes", "source": "s"}).encode()
+    return read_sample(FinishedRow(row_id=row_id, group_id=row_id, record=record, response_ids=(1,)), response)
+
+
+def judge(url: str, **more: Any) -> JudgeSettings:
+    fields: dict[str, Any] = {"base_url": url, "model": "m", "prompt": "{response}", "first_pause_seconds": 0.01}
+    return JudgeSettings(**{**fields, **more})
+
+
+def grade(settings: Any, responses: list[str], **grader: Any) -> list[float | str]:
+    """Scores, or the text of the failure."""
+    kind = "judge" if isinstance(settings, JudgeSettings) else "http"
+    one = Grader(**{"name": "j", "kind": kind, "backend": settings, "timeout_seconds": 10.0, **grader})
+    loop = RewardLoop([one], 1, build_backends([one], 1, 1))
+    try:
+        found = loop.finish("b", [sample(row, text) for row, text in enumerate(responses)], 120.0).grades
+    finally:
+        loop.close()
+    return [
+        grade.score if grade.cause is None else grade.text
+        for grade in (found[row]["j"] for row in range(len(responses)))
+    ]
+
+
+def test_the_judge_is_asked_once_a_response_with_key_and_prompt(serve: Callable[..., Service]):
+    service = serve(lambda body, attempt: said("0.75"))
+    prompt = "Q: {prompt} A: {answer} R: {response}"
+    assert grade(judge(service.url, prompt=prompt, key=Secret(KEY)), ["it is {answer}"]) == [0.75]
+    assert [asked(body) for body in service.bodies] == ["Q: Is it? A: yes R: it is {answer}"]
+    assert service.keys == {f"Bearer {KEY}"}
+
+
+def test_refusals_errors_and_nonsense_are_tried_again(serve: Callable[..., Service]):
+    replies = {
+        "busy": (429, "slow down", {"Retry-After": "0"}),
+        "broken": (500, "", {}),
+        "html": (200, "<html>", {}),
+        "chatty": said("I cannot say"),
+        "high": said("95"),
+    }
+
+    def script(body: dict[str, Any], attempt: int) -> Answer:
+        return replies[asked(body)] if attempt <= 2 else said("0.5")
+
+    service = serve(script)
+    assert grade(judge(service.url), list(replies)) == [0.5] * 5
+    assert len(service.bodies) == 15
+
+
+def test_one_broken_and_one_silent_answer_leave_the_others_their_scores(serve: Callable[..., Service]):
+    def script(body: dict[str, Any], attempt: int) -> Answer | None:
+        return {"raise": (500, "", {}), "never": None}.get(asked(body), said("1"))
+
+    service = serve(script)
+    found = grade(judge(service.url, max_retries=1), ["a", "b", "raise", "never"], timeout_seconds=1.0)
+    assert found[:2] == [1.0, 1.0]
+    assert found[2] == f"grader 'j', error: {service.url}/chat/completions answered 500"
+    assert found[3] == f"grader 'j', timeout: {service.url}/chat/completions did not answer within 1 s"
+
+
+def test_a_refused_key_is_not_tried_again_and_not_told(serve: Callable[..., Service]):
+    service = serve(lambda body, attempt: (401, "bad key", {}))
+    [text] = grade(judge(service.url, key=Secret(KEY)), ["a"])
+    assert "answered 401" in str(text)
+    assert KEY not in str(text)
+    assert len(service.bodies) == 1
+
+
+def test_no_more_requests_than_allowed_are_under_way(serve: Callable[..., Service]):
+    def script(body: dict[str, Any], attempt: int) -> Answer:
+        time.sleep(0.05)
+        return said("1")
+
+    service = serve(script)
+    assert grade(judge(service.url, max_concurrency=3), [str(n) for n in range(12)]) == [1.0] * 12
+    assert service.most_active == 3
+
+
+def test_an_unreachable_judge_is_an_error_with_its_address():
+    [text] = grade(judge("http://user:pass@127.0.0.1:9/v1", max_retries=1), ["a"])
+    assert text == "grader 'j', error: http://127.0.0.1:9/v1/chat/completions cannot be asked: ConnectError"
+
+
+def test_an_endless_answer_is_cut_off(serve: Callable[..., Service]):
+    service = serve(lambda body, attempt: (200, "x" * (1 << 22), {}))
+    [text] = grade(judge(service.url, max_retries=0), ["a"])
+    assert "nonsense" in str(text)
+
+
+def test_a_reward_service_gets_the_sample_and_gives_a_number(serve: Callable[..., Service]):
+    service = serve(lambda body, attempt: (200, json.dumps({"score": len(body["response"])}), {}))
+    assert grade(HttpSettings(url=service.url), ["four", "fives"]) == [4.0, 5.0]
+    assert service.bodies[0]["prompt"] == "Is it?"
+
+
+def test_limits_spread_requests_over_time():
+    async def body() -> list[float]:
+        limit = RateLimit(1200)
+        started = time.monotonic()
+        times = []
+        for _ in range(25):
+            await limit.take(1)
+            times.append(time.monotonic() - started)
+        return times
+
+    times = asyncio.run(body())
+    assert all(when >= (index + 1 - 20) / 20 - 0.01 for index, when in enumerate(times))
+
+
+def test_a_large_request_goes_on_credit_and_the_next_one_waits():
+    async def body() -> float:
+        limit = RateLimit(6000)
+        await limit.take(150)
+        started = time.monotonic()
+        await limit.take(50)
+        return time.monotonic() - started
+
+    assert asyncio.run(body()) >= 0.9
+
+
+CLEAR = {"0.5": 0.5, " 1 ": 1.0, "Score: 0.7.": 0.7, "7/10": 0.7, "0.8 out of 1": 0.8, "-1e-1": -0.1}
+UNCLEAR = dict.fromkeys(["1/0", "", "from 0 to 1", "good"])
+
+
+@pytest.mark.parametrize(("text", "number"), [*CLEAR.items(), *UNCLEAR.items()])
+def test_numbers_are_read_only_where_they_are_clear(text: str, number: float | None):
+    assert read_number(text) == (None if number is None else pytest.approx(number))
+
+
+def test_a_secret_does_not_show():
+    assert KEY not in f"{Secret(KEY)} {Secret(KEY)!r} {judge('http://x', key=Secret(KEY))}"

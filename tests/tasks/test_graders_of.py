@@ -1,0 +1,98 @@
+"""Graders built from a configuration: names are checked, keys are masked, and every kind can be sent to a worker."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+from configs.reward import GraderConfig, JudgeConfig
+from configs.run import RunConfig
+from resources.code_grader import CodeSettings
+from resources.graders import Grader
+from resources.judge import HttpSettings, JudgeSettings
+from tasks.graders_of import build_graders
+
+KEY = "sk-very-secret"
+
+
+def build(secrets: dict[str, str] | None = None, **fields: Any) -> Grader:
+    grader = GraderConfig(name="g", **fields)
+    config = RunConfig.model_validate(
+        {
+            "name": "run",
+            "iterations": 1,
+            "model": {"path": "/model"},
+            "data": {"sources": [{"name": "s", "kind": "sorting", "size": 4}]},
+            "rollout": {"max_response_length": 32, "group_size": 2},
+            "reward": {"graders": [grader]},
+            "algorithm": {"name": "grpo"},
+            "pools": {"main": {"nodes": [1]}},
+            "roles": {
+                "actor": {"pool": "main"}, "rollout": {"pool": "main"}, "reward": {"pool": "main"},
+                "reference": {"pool": "main"},
+            },
+        }
+    )  # fmt: skip
+    [built] = build_graders(config, secrets)
+    assert repr(pickle.loads(pickle.dumps(built))) == repr(built)
+    return built
+
+
+def test_a_rule_becomes_an_import_path_with_its_options():
+    built = build(function="exact_answer", weight=0.5)
+    assert (built.function, built.weight) == ("tasks.rewards.exact_answer:exact_answer", 0.5)
+
+
+def test_an_unknown_rule_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"grader 'g' names rule 'exact'; the rules are \['exact_answer'"):
+        build(function="exact")
+
+
+def test_the_over_long_penalty_takes_the_length_limit_of_the_rollout():
+    assert build(function="overlong_penalty", options={"buffer": 8}).options == {"buffer": 8, "max_length": 32}
+    assert build(function="overlong_penalty").options == {}
+
+
+def test_the_verifier_of_mathematics_runs_in_the_worker_s_own_processes():
+    built = build(function="math_answer", options={"limit_seconds": 2.0})
+    assert built.function == "tasks.rewards.math_answer:verify_math"
+    assert (built.timeout_seconds, built.modules) == (2.0, ("math_verify",))
+
+
+def test_a_judge_has_its_key_from_the_environment_masked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    judge = JudgeConfig(base_url="http://judge/v1", model="m", api_key_env="JUDGE_KEY", requests_per_minute=60)
+    built = build(kind="judge", judge=judge, options={"high": 10.0})
+    assert isinstance(built.backend, JudgeSettings)
+    assert built.backend.key is not None
+    assert (built.backend.key.reveal(), built.backend.high, built.backend.requests_per_minute) == (KEY, 10.0, 60)
+    assert KEY not in repr(built)
+
+
+def test_a_key_that_is_not_set_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    judge = JudgeConfig(base_url="http://judge/v1", model="m", api_key_env="JUDGE_KEY")
+    with pytest.raises(ValueError, match="takes its key from JUDGE_KEY, which is not set"):
+        build(kind="judge", judge=judge)
+
+
+def test_a_key_can_come_from_a_secret_block():
+    judge = JudgeConfig(base_url="http://judge/v1", model="m", api_key_block="judge-key")
+    built = build({"judge-key": KEY}, kind="judge", judge=judge)
+    assert built.backend.key.reveal() == KEY
+
+
+def test_services_and_code_take_their_options_and_refuse_others():
+    assert build(kind="http", url="http://service", options={"max_concurrency": 4}).backend == HttpSettings(
+        url="http://service", max_concurrency=4
+    )
+    code = build(kind="sandbox", options={"partial": True, "memory_bytes": 1 << 28}, timeout_seconds=3.0).backend
+    assert isinstance(code, CodeSettings)
+    assert (code.limits.wall_seconds, code.limits.memory_bytes, code.runs_all, code.is_unsafe) == (
+        3.0,
+        1 << 28,
+        True,
+        False,
+    )
+    with pytest.raises(ValueError, match="code grader 'g' has no option 'network'"):
+        build(kind="sandbox", options={"network": True})
