@@ -7,6 +7,7 @@ and printed by the plan is what is started.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from configs.layout import HYBRID_ROLES, ProcessGroup, process_groups
@@ -73,7 +74,19 @@ def _rollout(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
 
 
 def _reward(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
-    return {"args": (cast.config.reward, cast.model), "kwargs": {"graders": cast.graders}}
+    return {"args": (cast.config.reward, tokenizer_folder(cast), cast.graders)}
+
+
+def tokenizer_folder(cast: Casting) -> str:
+    """A folder with the policy's tokenizer; one is made for a model that is built or unpacked here."""
+    model = cast.model
+    if model.tokenizer_path is not None:
+        return model.tokenizer_path
+    if model.path is not None and model.gguf_file is None and Path(model.path).is_dir():
+        return model.path
+    from resources.models.causal_lm import prepare_model_folder  # needs torch, which a plain folder does not
+
+    return str(prepare_model_folder(model, cast.config.seed))
 
 
 ARGUMENTS: dict[str, Arguments] = {

@@ -26,7 +26,8 @@ from prefect.settings.context import get_current_settings
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs.training import PrefectConfig
-from resources.prefect_server import PrefectServer, is_healthy
+from resources.prefect_server import PrefectServer
+from resources.prefect_supervisor import is_healthy
 
 REACH_SECONDS = 5.0
 """A server that is named but does not answer within this is refused."""

@@ -8,26 +8,33 @@ import time
 from pathlib import Path
 from typing import Any
 
+from resources.telemetry.live import IterationView, view_iteration
 from tasks.outcome import Outcome
 from tasks.recovery import keep_snapshot
 from tasks.run_state import next_kl_coef
 from tasks.session import Session, manifest_of
+from tasks.watchers import Progress
 
 
 def commit(run: Session, outcome: Outcome) -> None:
     """Make the iteration part of the run."""
     at = outcome.at
-    run.state = run.state.after(prompts=at.count, kl_coef=next_kl_coef(run.config, at.kl_coef, outcome.metrics))
+    run.state = run.state.after(
+        position=outcome.facts["rollout"]["next_position"],
+        kl_coef=next_kl_coef(run.config, at.kl_coef, outcome.metrics),
+        parts={name: facts["state"] for name, facts in outcome.facts.items() if "state" in facts},
+    )
+    view = _view(outcome)
     line = {
         "iteration": at.iteration,
         "actor/kl_coef": at.kl_coef,
         **outcome.metrics,
-        **{f"time/{span.task}": span.ended - span.started for span in outcome.spans if span.iteration == at.iteration},
+        **(view.metrics() if view is not None else {}),
         "time/iteration": run.lap(),
         "recovery/attempt": at.attempt,
     }
     run.directory.append(run.directory.metrics, line)
-    run.spans.append(*outcome.spans)
+    run.spans.append(*outcome.spans, outcome.span)
     run.history.append(line)
     run.keep_ahead(outcome.ahead)
     staged = outcome.facts.get("checkpoint", {}).get("folder")
@@ -36,7 +43,22 @@ def commit(run: Session, outcome: Outcome) -> None:
     run.attempt = 1
     run.hosts.drop(at.batch_id)
     keep_snapshot(run)
-    run.report(line)
+    run.verdict = view.verdict.line if view is not None else None
+    run.report(
+        Progress(
+            iteration=at.iteration,
+            iterations=run.config.iterations,
+            metrics=line,
+            spans=outcome.spans,
+            view=view,
+            subflow_id=outcome.flow_run_id,
+        )
+    )
+
+
+def _view(outcome: Outcome) -> IterationView | None:
+    """The iteration attributed and judged; None when its spans went with a host that died after its last step."""
+    return view_iteration(outcome.spans, outcome.span) if outcome.spans else None
 
 
 def finish(run: Session) -> dict[str, Any]:

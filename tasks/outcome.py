@@ -1,10 +1,14 @@
 """What the steps of one subflow gave back, joined."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
-from resources.telemetry.spans import TaskSpan
+from prefect.runtime import flow_run
+
+from resources.telemetry.spans import IterationSpan, TaskSpan
 from tasks.collect import collect, spans_of
 from tasks.runner import StepFuture
 from tasks.stamp import Stamp
@@ -22,9 +26,11 @@ class Outcome:
     metrics: dict[str, float]
     facts: dict[str, dict[str, Any]]
     """Step name -> its facts."""
+    span: IterationSpan
     spans: Sequence[TaskSpan] = field(default=(), repr=False)
     ahead: tuple[StepResult, ...] = field(default=(), repr=False)
     """Rollouts of later iterations, in order."""
+    flow_run_id: UUID | None = None
 
 
 def gather(
@@ -39,6 +45,7 @@ def gather(
 
     Raises StepFailedError, HostLostError, TimeoutError, and whatever `check` raises (a cancelled run).
     """
+    started = min((one.submitted for one in submitted if isinstance(one, StepFuture)), default=time.monotonic())
     futures = [one for one in submitted if isinstance(one, StepFuture)]
     results = iter(collect([*futures, *ahead], deadline_seconds, check))
     metrics: dict[str, float] = {}
@@ -48,4 +55,12 @@ def gather(
         metrics.update(result.metrics)
         facts[one.task_name if isinstance(one, StepFuture) else "rollout"] = dict(result.facts)
     spans = spans_of([*futures, *ahead], at.iteration, at.attempt)
-    return Outcome(at=at, metrics=metrics, facts=facts, spans=spans, ahead=tuple(results))
+    return Outcome(
+        at=at,
+        metrics=metrics,
+        facts=facts,
+        span=IterationSpan(iteration=at.iteration, attempt=at.attempt, started=started, ended=time.monotonic()),
+        spans=spans,
+        ahead=tuple(results),
+        flow_run_id=UUID(flow_run.id) if flow_run.id else None,
+    )

@@ -15,6 +15,7 @@ from tasks.api import CancelWatch, check_from_nodes
 from tasks.recovery import keep_snapshot
 from tasks.run_state import RunState
 from tasks.session import Session, open_directory, open_session
+from tasks.watchers import open_watchers
 
 
 @contextlib.contextmanager
@@ -24,8 +25,9 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     try:
         with open_session(config, directory) as run:
             check_from_nodes()
-            with CancelWatch(flow_run.id) as watch:
+            with CancelWatch(flow_run.id) as watch, open_watchers(config, directory.run_id, directory.path) as watchers:
                 run.check_cancelled = watch.check
+                run.watchers = watchers
                 _restore_state(run)
                 yield run
     finally:

@@ -29,4 +29,4 @@ def rollout(at: Stamp, policy_version: int) -> StepResult:
         policy_version,
         is_bulk=True,
     )
-    return replies.keep(at.batch_id)
+    return replies.keep(at.batch_id, next_position=replies.statuses[0]["next_position"])

@@ -1,5 +1,6 @@
 """Where a run stands, apart from weights: plain numbers that a checkpoint holds and a recovery rolls back."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ class RunState:
     """The state after `iteration` finished iterations.
 
     >>> state = RunState(kl_coef=0.1)
-    >>> state.after(prompts=512, kl_coef=0.2).start
+    >>> state.after(position={"epoch": 0, "start": 512}, kl_coef=0.2).start
     512
     """
 
@@ -22,6 +23,8 @@ class RunState:
     epoch: int = 0
     start: int = 0
     """Prompts of the epoch already used."""
+    data_identity: str = ""
+    """Hash of the prompts; a resume with other prompts starts at their beginning."""
     kl_coef: float = 0.0
     best: float | None = None
     """Highest value of `checkpoint.keep_best` so far."""
@@ -40,13 +43,15 @@ class RunState:
             kl_coef=self.kl_coef,
         )
 
-    def after(self, *, prompts: int, kl_coef: float, parts: dict[str, Any] | None = None) -> "RunState":
-        """The state one iteration on."""
+    def after(self, *, position: tuple[int, int], kl_coef: float, parts: Mapping[str, Any] | None = None) -> "RunState":
+        """The state one iteration on; `position` is the (epoch, start) of the next prompt."""
         return replace(
             self,
             iteration=self.iteration + 1,
             policy_version=self.policy_version + 1,
-            start=self.start + prompts,
+            epoch=int(position["epoch"]),
+            start=int(position["start"]),
+            data_identity=str(position.get("identity", "")),
             kl_coef=kl_coef,
             parts={**self.parts, **(parts or {})},
         )

@@ -15,6 +15,7 @@ import ray
 from prefect.client.schemas.objects import RunInput, State
 from prefect.context import FlowRunContext, TagsContext
 from prefect.futures import PrefectFuture
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Crashed
 from prefect.tasks import Task
 from prefect.utilities.collections import visit_collection
@@ -34,7 +35,9 @@ def bind_hosts(hosts: HostSet) -> Iterator[HostSet]:
     """Flows that run inside the block with a `PoolTaskRunner` use these hosts."""
     _BOUND.append(hosts)
     try:
-        yield hosts
+        # A subflow otherwise ends with up to a second of waiting for its heartbeat thread.
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            yield hosts
     finally:
         _BOUND.remove(hosts)
 
@@ -70,6 +73,11 @@ class StepFuture(PrefectRayFuture[StepResult]):
     @property
     def pool(self) -> str:
         return self._submission.pool
+
+    @property
+    def submitted(self) -> float:
+        """When the flow submitted the step, on the controller's monotonic clock."""
+        return self._submission.submitted
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the step ended, however it did, or `timeout` seconds passed."""
@@ -253,4 +261,4 @@ def _span_of(sent: _Submission, timing: Mapping[str, Any], collected: tuple[floa
 
 
 def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
+    return " ".join(str(error).split())[-400:]  # the error itself stands at the end of Ray's text

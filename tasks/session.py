@@ -20,9 +20,10 @@ from configs.model import ModelConfig
 from configs.run import RunConfig
 from resources.casting import Casting, cast_groups
 from resources.checkpoints import CheckpointStore, Manifest
-from resources.cluster import Cluster
+from resources.cluster import Cluster, ClusterError
 from resources.placement import NoFit, fit
-from resources.run_directory import RunDirectory, read_lines
+from resources.placement_groups import PoolError
+from resources.run_directory import RunDirectory, RunDirectoryError, read_lines
 from resources.telemetry.recorder import SpanFile
 from resources.worker_group import WorkerGroup
 from tasks.hosts import HostSet, pools_of_roles
@@ -34,6 +35,7 @@ from tasks.stamp import Stamp
 from tasks.step import StepResult
 from tasks.steps import STEPS
 from tasks.subflow import call_iteration
+from tasks.watchers import Progress, Watcher
 
 _CURRENT: list["Session"] = []
 WARM_UP_EPOCH = 1_000_000
@@ -42,6 +44,10 @@ WARM_UP_EPOCH = 1_000_000
 
 class DoesNotFitError(ValueError):
     """The plan does not fit the live cluster; the text is preflight's table."""
+
+
+REFUSALS = (DoesNotFitError, ClusterError, PoolError, RunDirectoryError)
+"""What ends a run before anything of it has started."""
 
 
 class Session:
@@ -65,8 +71,7 @@ class Session:
         """Checkpoint that the stateful roles load before the first iteration."""
         self.preparation: Flow[Any, Any] | None = None
         self.verdict: str | None = None
-        self.listeners: list[Callable[[Session, Mapping[str, Any]], None]] = []
-        """Called with every committed metrics line."""
+        self.watchers: list[Watcher] = []
         self.check_cancelled: Callable[[], None] = lambda: None
         self.snapshot: Snapshot | None = None
         self.recoveries = 0
@@ -182,10 +187,10 @@ class Session:
         seconds, self._lap = now - self._lap, now
         return seconds
 
-    def report(self, line: Mapping[str, Any]) -> None:
-        """Tell whoever watches (console, artifacts) of a committed iteration."""
-        for listener in self.listeners:
-            listener(self, line)
+    def report(self, progress: Progress) -> None:
+        """Tell whoever watches (the UI, the console, sinks) of a committed iteration."""
+        for watcher in self.watchers:
+            watcher(progress)
 
     def validations(self) -> tuple[dict[str, float], dict[str, float]]:
         """Metrics of the first and of the last validation of the run."""
@@ -229,7 +234,7 @@ class Session:
     def warm_up_stamp(self) -> Stamp:
         """The warm-up reads the first rows of the epoch before the first."""
         rows = self.warm_up_steps * (self.config.sft.batch_size if self.config.sft is not None else 0)
-        return replace(self.stamp(), epoch=WARM_UP_EPOCH, start=0, count=rows)
+        return replace(self.stamp(), attempt=0, epoch=WARM_UP_EPOCH, start=0, count=rows)
 
 
 def current_session() -> Session:

@@ -16,6 +16,7 @@ from resources.models.lora import adapter_layers, adapters_off, add_adapters, me
 from resources.models.policy import PolicyModel
 from resources.models.weights import Bucket, in_buckets, tensor_checksum
 from resources.update_plan import UpdatePlan
+from resources.weight_sender import SendsWeights
 from resources.workers.base import Status
 from resources.workers.padding import collect_columns
 from resources.workers.trained import Movement, TrainedWorker, movement_of
@@ -24,7 +25,7 @@ ActorLoss = Callable[[Tensor, Tensor | None, Mapping[str, Tensor]], tuple[Tensor
 """loss_fn(log_probs [b, t], entropy [b, t] or None, padded columns) -> (share of the loss, metrics as sums)."""
 
 
-class ActorWorker(TrainedWorker):
+class ActorWorker(SendsWeights, TrainedWorker):
     """Holds the policy. Arguments of the constructor: see ModelWorker."""
 
     role = "actor"

@@ -1,0 +1,92 @@
+"""The commands that run something: train, resume. Refusals end with 2, failures with 1, each with one clear text."""
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from configs.load import load_config
+from configs.problems import ConfigError
+from flows.cli import DONE, FAILED, REFUSED, AsJson, ConfigPath, Overrides, app
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+
+RunFolder = Annotated[Path, Parameter(help="The run's folder, for example runs/quickstart.")]
+
+
+@app.command
+def train(config: ConfigPath, *, set_: Overrides = (), json_: AsJson = False) -> int:
+    """Train a run from a config; prints the address of the Prefect UI, then a line an iteration."""
+    return run_flow(load_config(config, set_), None, json_)
+
+
+@app.command
+def resume(run: RunFolder, *, json_: AsJson = False) -> int:
+    """Go on with a run from its newest complete checkpoint; a finished run says so and does nothing."""
+    import yaml
+
+    from configs.load import check_config
+    from resources.run_directory import RunDirectory, RunDirectoryError
+
+    try:
+        RunDirectory.open(run)
+    except RunDirectoryError as error:
+        return _refuse(str(error), json_)
+    return run_flow(check_config(yaml.safe_load((run / "config.yaml").read_text()), str(run)), run, json_)
+
+
+def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
+    """Run the training flow in this process, with a Prefect server where none is named."""
+    from resources.prefect_server import PrefectServerError
+    from tasks.api import ApiUnreachableError, prefect_api, ui_url
+
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(prefect_api(config.prefect))
+        except (ApiUnreachableError, PrefectServerError) as error:
+            return _refuse(str(error), as_json)
+        print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
+        return _call_flow(stack, config, resume_from, as_json)
+
+
+def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
+    from flows.console import console_watcher
+    from flows.ppo import ppo
+    from tasks.api import RunCancelledError
+    from tasks.session import REFUSALS
+    from tasks.watchers import watching
+
+    stack.enter_context(watching(stack.enter_context(console_watcher(config.name))))
+    folder = Path(config.run_dir) / config.name if resume_from is None else resume_from
+    try:
+        summary: dict[str, Any] = ppo(config, None if resume_from is None else str(resume_from))
+    except (*REFUSALS, ConfigError) as error:
+        return _refuse(str(error), as_json)
+    except (KeyboardInterrupt, RunCancelledError):
+        print(f"stopped; go on with: callsheet resume {folder}", file=sys.stderr)
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - the top of the program: whatever ends a run is told once, in words
+        print(f"failed: {error}\nthe run can be resumed: callsheet resume {folder}", file=sys.stderr)
+        return FAILED
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _print_summary(summary)
+    return DONE
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    for name, value in summary.items():
+        text = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name:>24}  {'-' if value is None else text}")
+
+
+def _refuse(text: str, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"refusals": [text]}))
+    print(text, file=sys.stderr)
+    return REFUSED
