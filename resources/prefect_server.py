@@ -9,57 +9,37 @@ import contextlib
 import fcntl
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from resources.prefect_supervisor import (
+    STOP_SECONDS,
+    ServerRecord,
+    home_served_at,
+    process_lives,
+    read_record,
+    try_lock,
+)
+
 DEFAULT_PORT = 4200
 """Prefect's own; another free one is taken when it is busy."""
-STOP_SECONDS = 15.0
-"""The server gets this long to write its last rows, then it is killed."""
-MAX_RESTARTS = 20
 LOG_LINES_SHOWN = 15
-TUNING = {
-    # One write transaction an event locks SQLite under the subflows' own writes: 2.2 s a subflow, not 0.17 s.
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
-    # Three times smaller database; the event feed stays empty, which only automations would miss.
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-    "DO_NOT_TRACK": "1",
-}
+_LEFT_TO_OTHERS: list[subprocess.Popen[bytes]] = []
+"""Supervisors this process started that serve other runs now; they are not ours to wait for."""
 
 
 class PrefectServerError(RuntimeError):
     """The server did not start or does not answer: the address, the reason, and the way out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerRecord:
-    """What `server.json` says of the running server."""
-
-    port: int
-    supervisor_pid: int
-
-    @property
-    def api_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/api"
-
-    @property
-    def ui_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+class PortTakenError(PrefectServerError):
+    """Another server answers on the port that was to be ours."""
 
 
 class PrefectServer:
@@ -74,7 +54,7 @@ class PrefectServer:
         start_timeout_seconds: float = 120.0,
     ) -> None:
         """`port`: wanted port; another free one is taken when it is busy, unless it is named here explicitly."""
-        self.home = Path(home).expanduser() if home is not None else Path.home() / ".callsheet" / "prefect"
+        self.home = (Path(home).expanduser() if home is not None else Path.home() / ".callsheet" / "prefect").resolve()
         self._port = port
         self._flush_seconds = flush_seconds
         self._timeout = start_timeout_seconds
@@ -117,7 +97,10 @@ class PrefectServer:
             running = read_record(self.home)
             if running is not None and self._join(running, end):
                 return
-            self._start_new(end)
+            try:
+                self._start_new(end, DEFAULT_PORT)
+            except PortTakenError:  # somebody was faster; a port that the system gives is nobody's favourite
+                self._start_new(end, 0)
 
     def stop(self, wait_seconds: float = STOP_SECONDS + 5) -> None:
         """Give up this use. If it was the last, wait until the server has written its rows and is gone."""
@@ -130,23 +113,25 @@ class PrefectServer:
             self._pipe = None
         end = time.monotonic() + wait_seconds
         while read_record(self.home) == self._record and not self._has_users() and time.monotonic() < end:
-            if self._supervisor is None and not _alive(self.record.supervisor_pid):
+            if self._supervisor is None and not process_lives(self.record.supervisor_pid):
                 break
             if self._supervisor is not None and self._supervisor.poll() is not None:
                 break
             time.sleep(0.05)
-        if self._supervisor is not None:
-            self._supervisor.poll()
-        self._record = None
+        if self._supervisor is not None and self._supervisor.poll() is None:
+            _LEFT_TO_OTHERS.append(self._supervisor)
+        self._record = self._supervisor = None
 
     def _join(self, running: ServerRecord, end: float) -> bool:
         use = open(self.home / "users.lock", "a")  # noqa: SIM115 - held for as long as the server is used
-        if not _try_lock(use, fcntl.LOCK_SH):  # it is ending, since its last user left
+        if not try_lock(use, fcntl.LOCK_SH):  # it is ending, since its last user left
             use.close()
-            while read_record(self.home) == running and _alive(running.supervisor_pid) and time.monotonic() < end:
+            while (
+                read_record(self.home) == running and process_lives(running.supervisor_pid) and time.monotonic() < end
+            ):
                 time.sleep(0.1)
             return False
-        if not _alive(running.supervisor_pid):
+        if not process_lives(running.supervisor_pid) or home_served_at(running.api_url) not in (None, self.home):
             use.close()
             return False
         if self._port not in (None, running.port):
@@ -156,23 +141,24 @@ class PrefectServer:
                 " leave the port out to join it"
             )
         self._use, self._record, self.joined = use, running, True
-        wait_until_healthy(running.api_url, end, self._log_tail)
+        self._wait_until_ours(running, end)
         return True
 
-    def _start_new(self, end: float) -> None:
-        self._use = open(self.home / "users.lock", "a")  # noqa: SIM115 - held for as long as the server is used
-        fcntl.flock(self._use, fcntl.LOCK_SH)
-        port = self._port or free_port(DEFAULT_PORT)
+    def _start_new(self, end: float, wanted: int) -> None:
+        port = self._port or free_port(wanted)
         if self._port is not None and not _is_free(port):
             raise PrefectServerError(
                 f"port {port} is busy on 127.0.0.1; free it, or leave the port out and a free one is taken"
             )
+        self._use = open(self.home / "users.lock", "a")  # noqa: SIM115 - held for as long as the server is used
+        fcntl.flock(self._use, fcntl.LOCK_SH)
         read_end, self._pipe = os.pipe()
         with open(self.home / "server.log", "ab") as log:
             supervisor = subprocess.Popen(
                 [
                     sys.executable,
-                    str(Path(__file__).resolve()),
+                    "-P",
+                    str(Path(__file__).with_name("prefect_supervisor.py").resolve()),
                     str(read_end),
                     str(self.home),
                     str(port),
@@ -189,54 +175,41 @@ class PrefectServer:
         self._record = ServerRecord(port=port, supervisor_pid=supervisor.pid)
         (self.home / "server.json").write_text(json.dumps(asdict(self._record)))
         try:
-            wait_until_healthy(self._record.api_url, end, self._log_tail, lambda: supervisor.poll() is None)
+            self._wait_until_ours(self._record, end, supervisor)
         except PrefectServerError:
             self.stop()
             raise
 
+    def _wait_until_ours(
+        self, record: ServerRecord, end: float, supervisor: "subprocess.Popen[bytes] | None" = None
+    ) -> None:
+        """Wait until the server of this database answers; the port may have become another server's."""
+        while (served := home_served_at(record.api_url)) != self.home:
+            gone = supervisor is not None and supervisor.poll() is not None
+            if served is not None and (gone or supervisor is None):
+                raise PortTakenError(
+                    f"port {record.port} is served by the Prefect server of {served}, not of {self.home}"
+                )
+            if gone or time.monotonic() >= end:
+                what = "ended while starting" if gone else "does not answer"
+                raise PrefectServerError(
+                    f"the Prefect server at {record.api_url} {what}. End of its log:\n{self._log_tail()}"
+                )
+            time.sleep(0.1)
+
     def _has_users(self) -> bool:
         """Whether another run holds the shared lock; the supervisor's exclusive one means that the server is ending."""
         with open(self.home / "users.lock", "a") as lock:
-            return not _try_lock(lock, fcntl.LOCK_EX) and _try_lock(lock, fcntl.LOCK_SH)
+            return not try_lock(lock, fcntl.LOCK_EX) and try_lock(lock, fcntl.LOCK_SH)
 
     def _log_tail(self) -> str:
         log = self.home / "server.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]) if log.exists() else ""
 
 
-def read_record(home: Path) -> ServerRecord | None:
-    """What the last start wrote; the server it names may be gone."""
-    try:
-        return ServerRecord(**json.loads((home / "server.json").read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-
-
-def is_healthy(api_url: str, timeout: float = 2.0) -> str | None:
-    """None when the API at `api_url` answers, else why not."""
-    try:
-        with urllib.request.urlopen(f"{api_url.rstrip('/')}/health", timeout=timeout) as answer:
-            return None if answer.status == 200 else f"status {answer.status}"
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        return str(getattr(error, "reason", error))
-
-
-def wait_until_healthy(
-    api_url: str, end: float, log_tail: Callable[[], str] | None = None, alive: Callable[[], bool] | None = None
-) -> None:
-    """Wait until the API answers. Raises PrefectServerError at `end` (monotonic), or when `alive` says it is gone."""
-    while (reason := is_healthy(api_url)) is not None:
-        gone = alive is not None and not alive()
-        if gone or time.monotonic() >= end:
-            tail = log_tail() if log_tail is not None else ""
-            what = "ended while starting" if gone else "does not answer"
-            raise PrefectServerError(f"the Prefect server at {api_url} {what} ({reason}). End of its log:\n{tail}")
-        time.sleep(0.1)
-
-
 def free_port(wanted: int) -> int:
-    """`wanted` if nobody listens there, else one that the system gives."""
-    if _is_free(wanted):
+    """`wanted` if nobody listens there, else (and for 0) one that the system gives."""
+    if wanted and _is_free(wanted):
         return wanted
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -256,78 +229,10 @@ def _is_free(port: int) -> bool:
 @contextlib.contextmanager
 def _exclusive(path: Path, end: float) -> Iterator[None]:
     with open(path, "a") as lock:
-        while not _try_lock(lock, fcntl.LOCK_EX):
+        while not try_lock(lock, fcntl.LOCK_EX):
             if time.monotonic() >= end:
                 raise PrefectServerError(
                     f"another run still starts the Prefect server ({path} is locked); try again, or end it"
                 )
             time.sleep(0.1)
         yield
-
-
-def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def server_env(home: Path, port: int, flush_seconds: float) -> dict[str, str]:
-    """Environment of the server process: its database, its address, and settings under which SQLite keeps up."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    env |= TUNING | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
-        "PREFECT_SERVER_API_HOST": "127.0.0.1",
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": str(flush_seconds),
-        "PREFECT_UI_STATIC_DIRECTORY": str(home / "ui"),
-    }
-    return env | {key: value for key, value in os.environ.items() if key.startswith("PREFECT_SERVER_SERVICES_")}
-
-
-def supervise(pipe: int, home: Path, port: int, flush_seconds: float) -> None:
-    """Keep the server running until nobody uses it; runs in a process of its own."""
-    server: subprocess.Popen[bytes] | None = None
-    starter_lives, starts = True, 0
-    users = open(home / "users.lock", "a")  # noqa: SIM115 - for the life of the process
-    try:
-        while True:
-            if server is None or server.poll() is not None:
-                if starts > MAX_RESTARTS:
-                    return
-                time.sleep(min(5.0, 0.5 * starts))
-                server = subprocess.Popen(
-                    [sys.executable, "-m", "prefect", "server", "start"],
-                    env=server_env(home, port, flush_seconds),
-                    stdin=subprocess.DEVNULL,
-                )
-                starts += 1
-            if starter_lives and select.select([pipe], [], [], 0.5)[0]:
-                starter_lives = False  # end of file: the run that started us is gone
-            if not starter_lives:
-                if _try_lock(users, fcntl.LOCK_EX):
-                    return  # nobody uses it, and nobody can join while this lock is held
-                time.sleep(0.2)
-    finally:
-        if server is not None and server.poll() is None:
-            server.send_signal(signal.SIGINT)
-            try:
-                server.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                server.kill()
-        (home / "server.json").unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the run's terminal is the run's affair
-    supervise(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
