@@ -108,6 +108,8 @@ def cluster_nodes(address: str) -> Sequence[NodeResources]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. What a user can cause is told in a block, never as a traceback."""
     apply_defaults()
+    from flows import run_commands  # noqa: F401  # pyright: ignore[reportUnusedImport] - registers its commands
+
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = app(tokens, exit_on_error=False, print_error=True, result_action="return_value")
