@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from prefect.runtime import flow_run
 
 from configs.layout import process_groups
 from configs.run import RunConfig
-from resources.casting import start_process_group
+from resources.casting import Casting, start_process_group
 from tasks.api import CancelWatch, check_from_nodes
 from tasks.recovery import keep_snapshot
 from tasks.run_state import RunState
@@ -52,12 +53,21 @@ def warm_up(run: Session, flow: Flow[Any, Any]) -> None:
     if not run.needs_warm_up:
         return
     place = next(group for group in process_groups(run.config) if "actor" in group.roles[0])
-    groups = start_process_group(run.cluster, run.casting(), place, ["actor", "demonstrations"])
+    groups = start_process_group(run.cluster, _warm_up_casting(run), place, ["actor", "demonstrations"])
     try:
         run.hosts.attach(groups)
         flow()
     finally:
         next(iter(groups.values())).shutdown()
+
+
+def _warm_up_casting(run: Session) -> Casting:
+    """The cast of the warm-up: the actor with the optimizer that `sft` names."""
+    casting, sft = run.casting(), run.config.sft
+    if sft is None:
+        return casting
+    actor = run.config.actor.model_copy(update={"optimizer": sft.optimizer})
+    return replace(casting, config=run.config.model_copy(update={"actor": actor}))
 
 
 def prepare(run: Session, flow: Flow[Any, Any]) -> None:
