@@ -27,7 +27,8 @@ from resources.engines.base import (
     Weights,
 )
 from resources.engines.process_state import process_state_kept
-from resources.engines.request_checks import check_peers, check_request
+from resources.engines.request_checks import check_request
+from resources.engines.tensor_parallel import check_peers, join_peers, name_shared_memory, unlink_shared_memory
 from resources.engines.vllm_arguments import check_arguments, effective_arguments, engine_arguments
 from resources.engines.weight_update import WeightUpdate
 from resources.telemetry.rollout_gauge import RolloutGauge, response_length_facts
@@ -40,6 +41,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 with process_state_kept():
     from vllm import LLM, SamplingParams
     from vllm.config import set_current_vllm_config
+    from vllm.distributed.device_communicators import cpu_communicator
     from vllm.distributed.parallel_state import get_tp_group
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     from vllm.platforms import current_platform
@@ -89,10 +91,13 @@ class VllmEngine:
             tensor_parallel=tensor_parallel,
             is_cpu=self._is_cpu,
         )
-        if tensor_parallel > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo" if self._is_cpu else "cpu:gloo,cuda:nccl")
+        if tensor_parallel > 1:
+            join_peers(self._is_cpu)
+            name_shared_memory(cpu_communicator._CPUSHMDistributed)
         with process_state_kept(), self._without_compiling():
             self._llm = LLM(model_folder, **asked, **_FIXED_ARGUMENTS)
+        if tensor_parallel > 1 and self._is_cpu:
+            unlink_shared_memory(get_tp_group())
         self._engine: Any = self._llm.llm_engine  # in-process, so its parts can be reached; they are not typed
         self._core = self._engine.engine_core.engine_core
         self._vocab_size = self._engine.model_config.get_vocab_size()

@@ -22,7 +22,7 @@ def build_tiny(seed: int, *, tied: bool = True, spread: float = 0.2) -> PreTrain
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=tied,
         pad_token_id=0,

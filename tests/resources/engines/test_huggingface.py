@@ -89,7 +89,9 @@ def test_new_weights_are_checked_and_change_the_score(engine):
     names = [name for name, _ in new.named_parameters()]
     report = update_weights(engine, list(new.named_parameters()), 3, names)
     assert (report.version, engine.policy_version) == (3, 3)
-    torch.testing.assert_close(torch.tensor(engine.score([1, 5, 9])), exact_log_probs(new, [1, 5, 9]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(engine.score([1, 5, 9])), exact_log_probs(new, [1, 5, 9]), atol=1e-5, rtol=0
+    )
     with pytest.raises(WeightMismatchError, match="weights are missing"):
         update_weights(engine, list(new.named_parameters())[:2], 4, names)
     with pytest.raises(RuntimeError, match="no valid weights"):

@@ -23,7 +23,12 @@ def build(responses: dict, *, slots: int = 8, seconds_per_token: float = 0.0) ->
 def requests_for(count: int, *, max_tokens: int = 20, answer: str = "12357") -> list[GenerationRequest]:
     return [
         GenerationRequest(
-            row_id=row, prompt_ids=(5,), seed=row_seed(0, 0, row), max_tokens=max_tokens, answer=answer, prompt_index=row
+            row_id=row,
+            prompt_ids=(5,),
+            seed=row_seed(0, 0, row),
+            max_tokens=max_tokens,
+            answer=answer,
+            prompt_index=row,
         )
         for row in range(count)
     ]

@@ -1,0 +1,327 @@
+"""Prompts: what is read, rendered, cut, refused, and in which order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.data import DataConfig, SourceConfig, ValidationConfig
+from resources.models.character_tokenizer import build_character_tokenizer
+from resources.prompt_sources import PromptError, is_held_out, load_rows
+from resources.prompts import PromptSource
+
+TOKENIZER = build_character_tokenizer()
+
+
+def source(tmp_path: Path, rows: list[dict], name: str = "file", **changes) -> SourceConfig:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return SourceConfig(name=name, kind="json", path=str(path), **changes)
+
+
+def numbered(tmp_path: Path, count: int, name: str = "file", **changes) -> SourceConfig:
+    return source(tmp_path, [{"prompt": f"p{k}", "answer": str(k)} for k in range(count)], name, **changes)
+
+
+def prompts(*sources: SourceConfig, batch: int = 1, **changes) -> PromptSource:
+    return PromptSource(DataConfig(sources=list(sources), prompts_per_iteration=batch, **changes), TOKENIZER)
+
+
+def sorting(**changes) -> SourceConfig:
+    return SourceConfig(name="sort", kind="sorting", **changes)
+
+
+def texts(slice_) -> list[str]:
+    return [prompt.text for prompt in slice_.prompts]
+
+
+# Order and position
+
+
+def test_an_epoch_visits_each_row_once_in_an_order_of_its_own(tmp_path):
+    source_ = prompts(numbered(tmp_path, 20))
+    first, second = texts(source_.rows(0, 0, 20)), texts(source_.rows(1, 0, 20))
+    assert sorted(first) == sorted(second) == sorted(f"p{k}" for k in range(20))
+    assert first != second
+
+
+def test_the_order_is_a_function_of_data_seed_and_epoch_alone(tmp_path):
+    file = numbered(tmp_path, 20)
+    assert texts(prompts(file, seed=5).rows(3, 0, 20)) == texts(prompts(file, seed=5).rows(3, 0, 20))
+    assert texts(prompts(file, seed=5).rows(3, 0, 20)) != texts(prompts(file, seed=6).rows(3, 0, 20))
+
+
+def test_after_two_batches_of_two_the_rest_comes_once_each(tmp_path):
+    # BL-064: 10 rows, batch 2, stopped after 2 batches; 6 rows remain.
+    source_ = prompts(numbered(tmp_path, 10))
+    seen = source_.rows(0, 0, 4)
+    resumed = prompts(numbered(tmp_path, 10)).rows(seen.epoch, seen.start, 6)
+    assert len(set(texts(resumed))) == 6
+    assert not set(texts(seen)) & set(texts(resumed))
+    assert (resumed.epoch, resumed.start) == (1, 0)
+
+
+def test_a_slice_runs_over_the_end_of_an_epoch_without_repeating_an_ordinal(tmp_path):
+    source_ = prompts(numbered(tmp_path, 3))
+    slice_ = source_.rows(0, 2, 5)
+    assert [prompt.ordinal for prompt in slice_.prompts] == [2, 3, 4, 5, 6]
+    assert (slice_.epoch, slice_.start) == (2, 1)
+
+
+def test_the_end_of_an_epoch_is_the_beginning_of_the_next(tmp_path):
+    source_ = prompts(numbered(tmp_path, 3))
+    assert texts(source_.rows(0, 3, 2)) == texts(source_.rows(1, 0, 2))
+
+
+@pytest.mark.parametrize("position", [(0, 4), (-1, 0), (0, -1)])
+def test_a_position_outside_the_epoch_is_refused(tmp_path, position):
+    with pytest.raises(PromptError, match="does not exist"):
+        prompts(numbered(tmp_path, 3)).rows(*position, 1)
+
+
+def test_one_call_equals_two_calls_of_parts(tmp_path):
+    source_ = prompts(numbered(tmp_path, 7))
+    first = source_.rows(0, 0, 5)
+    assert texts(source_.rows(0, 0, 9)) == texts(first) + texts(source_.rows(first.epoch, first.start, 4))
+
+
+def test_skipped_prompts_are_left_out_and_the_position_moves_on(tmp_path):
+    source_ = prompts(numbered(tmp_path, 4))
+    order = source_.rows(0, 0, 4).prompts
+    slice_ = source_.rows(0, 0, 2, skip={order[0].key, order[2].key})
+    assert texts(slice_) == [order[1].text, order[3].text]
+    assert (slice_.epoch, slice_.start) == (1, 0)
+
+
+def test_skipping_everything_ends_with_a_message(tmp_path):
+    with pytest.raises(PromptError, match="nothing left to train on"):
+        prompts(numbered(tmp_path, 2)).rows(0, 0, 1, skip={"file:0", "file:1"})
+
+
+def test_other_data_starts_at_its_beginning(tmp_path):
+    # BL-065: six rows consumed, then data of 10 and of 4 rows.
+    old = prompts(numbered(tmp_path, 8, "old"))
+    state = old.position_state(0, 6)
+    assert old.resume_position(state) == (0, 6)
+    for count in (10, 4):
+        assert prompts(numbered(tmp_path, count, f"new{count}")).resume_position(state) == (0, 0)
+
+
+def test_the_identity_changes_with_one_answer(tmp_path):
+    one = prompts(source(tmp_path, [{"prompt": "a", "answer": "1"}])).identity
+    assert one != prompts(source(tmp_path, [{"prompt": "a", "answer": "2"}])).identity
+    assert one == prompts(source(tmp_path, [{"prompt": "a", "answer": "1"}])).identity
+
+
+# Mixing
+
+
+def test_sources_share_every_batch_by_weight(tmp_path):
+    source_ = prompts(numbered(tmp_path, 30, "a", weight=2.0), numbered(tmp_path, 30, "b"))
+    for start in range(0, 60, 6):
+        names = [prompt.source for prompt in source_.rows(0, start, 6).prompts]
+        assert (names.count("a"), names.count("b")) == (4, 2)
+
+
+def test_a_small_source_of_large_weight_goes_round_evenly(tmp_path):
+    source_ = prompts(numbered(tmp_path, 3, "small"), numbered(tmp_path, 21, "large"))
+    counts = [texts(source_.rows(0, 0, 48)).count(f"p{k}") for k in range(3)]
+    small = [prompt.index for prompt in source_.rows(0, 0, 24).prompts if prompt.source == "small"]
+    assert len(small) == 12
+    assert {small.count(k) for k in range(3)} == {4}
+    assert min(counts) >= 8
+
+
+def test_records_hold_what_graders_read(tmp_path):
+    [prompt] = prompts(source(tmp_path, [{"prompt": "ä?", "answer": "1", "level": 3}])).rows(0, 0, 1).prompts
+    record = json.loads(prompt.record())
+    assert record == {"prompt": "ä?", "answer": "1", "source": "file", "index": 0, "extra": {"level": 3}}
+
+
+# Rendering and length
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows"),
+    [
+        ("filter", ["abc", "abcdefgh"]),
+        ("truncate_left", ["abc", "abcdefgh", "cdefghijkl"]),
+        ("truncate_right", ["abc", "abcdefgh", "abcdefghij"]),
+    ],
+)
+def test_long_prompts_follow_the_policy(tmp_path, policy, rows):
+    # BL-062: lengths 3, 8 and 12, limit 10; the ids are the only copy.
+    letters = "abcdefghijkl"
+    file = source(tmp_path, [{"prompt": letters[:size], "answer": ""} for size in (3, 8, 12)])
+    source_ = prompts(file, max_prompt_length=10, overlong_prompts=policy)
+    got = [TOKENIZER.decode(prompt.ids) for prompt in source_.rows(0, 0, len(rows)).prompts]
+    assert sorted(got) == sorted(rows)
+    assert source_.num_filtered == 3 - len(rows)
+
+
+def test_a_long_prompt_can_be_an_error_that_names_its_row(tmp_path):
+    file = source(tmp_path, [{"prompt": "ab", "answer": ""}, {"prompt": "abcdef", "answer": ""}])
+    with pytest.raises(PromptError, match=r"rows \[1\].*max_prompt_length = 4"):
+        prompts(file, max_prompt_length=4, overlong_prompts="error")
+
+
+def test_filtering_below_one_batch_is_an_error_at_the_start(tmp_path):
+    # BL-061: 64 rows, one left, batch 64.
+    file = source(tmp_path, [{"prompt": "a" if k == 0 else "a" * 20, "answer": ""} for k in range(64)])
+    with pytest.raises(PromptError, match=r"1 prompts are left \(63 were filtered out\).*prompts_per_iteration is 64"):
+        prompts(file, batch=64, max_prompt_length=10)
+
+
+def test_filtering_everything_is_an_error(tmp_path):
+    with pytest.raises(PromptError, match="all 3 prompts are longer"):
+        prompts(numbered(tmp_path, 3), max_prompt_length=1)
+
+
+def test_a_chat_template_renders_system_prompt_and_messages(tmp_path):
+    file = source(tmp_path, [{"prompt": [{"role": "user", "content": "hi"}], "answer": ""}])
+    [prompt] = prompts(file, chat_template=True, system_prompt="be brief").rows(0, 0, 1).prompts
+    assert TOKENIZER.decode(prompt.ids) == "be briefhi"
+
+
+def test_chat_messages_without_a_template_are_refused(tmp_path):
+    file = source(tmp_path, [{"prompt": [{"role": "user", "content": "hi"}], "answer": ""}])
+    with pytest.raises(PromptError, match=r"chat_template is false"):
+        prompts(file)
+
+
+# Bad rows
+
+
+def test_null_prompts_are_listed_by_row(tmp_path):
+    # BL-073: rows 0 and 1 of 3 are null.
+    file = source(
+        tmp_path, [{"prompt": None, "answer": "1"}, {"prompt": None, "answer": "1"}, {"prompt": "a", "answer": "1"}]
+    )
+    with pytest.raises(PromptError, match=r"rows \[0, 1\] \(2 in all\) have a null prompt"):
+        load_rows(file)
+
+
+def test_a_missing_column_names_row_and_column(tmp_path):
+    file = source(tmp_path, [{"prompt": "a", "answer": "1"}, {"question": "b", "answer": "1"}])
+    with pytest.raises(PromptError, match=r"row 1 has no column 'prompt'; it has \['answer', 'question'\]"):
+        load_rows(file)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    with pytest.raises(PromptError, match="has no rows"):
+        load_rows(source(tmp_path, []))
+
+
+def test_a_prompt_of_no_tokens_is_refused(tmp_path):
+    with pytest.raises(PromptError, match=r"rows \[1\] .* have a null prompt or answer"):
+        load_rows(source(tmp_path, [{"prompt": "a", "answer": ""}, {"prompt": "", "answer": ""}]))
+
+
+def test_a_file_that_is_not_json_is_named(tmp_path):
+    (tmp_path / "x.json").write_text("a,b")
+    with pytest.raises(PromptError, match=r"x\.json is neither"):
+        load_rows(SourceConfig(name="x", kind="json", path=str(tmp_path / "x.json")))
+
+
+def test_a_file_that_does_not_exist_is_named():
+    with pytest.raises(PromptError, match="'/nowhere.json' is no file"):
+        load_rows(SourceConfig(name="x", kind="json", path="/nowhere.json"))
+
+
+# Kinds
+
+
+def test_parquet_and_json_give_the_same_rows(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    table = load_rows(SourceConfig(name="x", kind="parquet", path=str(tmp_path / "x.parquet")))
+    assert [(row.prompt, row.answer) for row in table] == [
+        (row.prompt, row.answer) for row in load_rows(source(tmp_path, rows))
+    ]
+
+
+def test_a_function_of_yours_gives_rows(tmp_path, monkeypatch):
+    (tmp_path / "my_rows.py").write_text(
+        "def rows(*, split, size, seed, start):\n    return "
+        "[{'prompt': f'{split}{seed}{start + k}', 'answer': None or ''} for k in range(size)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = SourceConfig(name="x", kind="python", path="my_rows:rows", size=2, seed=7, options={"start": 5})
+    assert [row.prompt for row in load_rows(mine)] == ["train75", "train76"]
+    assert load_rows(mine, held_out=True)[0].prompt == "validation75"
+
+
+def test_an_import_path_that_fails_is_named():
+    with pytest.raises(PromptError, match="'nothing:here' cannot be imported"):
+        load_rows(SourceConfig(name="x", kind="python", path="nothing:here"))
+
+
+def test_sorting_prompts_have_their_digits_in_order_as_answer():
+    rows = load_rows(sorting(size=50, options={"num_digits": 5}))
+    assert len({row.prompt for row in rows}) == 50
+    assert all(len(row.prompt) == 6 and row.answer == "".join(sorted(row.prompt[:5])) for row in rows)
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [("2+3*4-5=", "9"), ("10-2-3=", "5"), ("0*7+1=", "1"), ("3-2*4=", "-5")])
+def test_calculator_answers_follow_the_usual_precedence(prompt, answer):
+    from resources.prompt_sources import _evaluate
+
+    assert str(_evaluate(prompt[:-1])) == answer
+
+
+def test_calculator_options_shape_the_prompts():
+    options = {"max_operand": 9, "operators": "+", "num_operands": 3}
+    rows = load_rows(SourceConfig(name="c", kind="calculator", size=40, options=options))
+    for row in rows:
+        parts = str(row.prompt)[:-1].split("+")
+        assert len(parts) == 3
+        assert str(sum(map(int, parts))) == row.answer
+
+
+def test_training_and_validation_never_share_a_generated_prompt():
+    train = {row.prompt for row in load_rows(sorting(size=80_000))}
+    held_out = {row.prompt for seed in range(3) for row in load_rows(sorting(size=3000, seed=seed), held_out=True)}
+    assert not train & held_out
+    assert all(is_held_out(prompt) for prompt in held_out)
+
+
+def test_validation_takes_the_held_out_part_without_being_told():
+    validation = ValidationConfig(sources=[sorting(size=100)])
+    data = DataConfig(sources=[sorting(size=100)], prompts_per_iteration=8)
+    held_out = PromptSource.for_validation(validation, data, TOKENIZER)
+    assert all(is_held_out(text) for text in texts(held_out.rows(0, 0, 100)))
+
+
+def test_asking_for_more_than_the_space_holds_is_refused():
+    with pytest.raises(PromptError, match=r"asks for 100 rows but the training part of its space has \d+"):
+        load_rows(sorting(size=100, options={"num_digits": 2}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_digit": 4}, r"no options \['num_digit'\]"),
+        ({"num_digits": 0}, "num_digits is 0"),
+        ({"num_digits": True}, "num_digits is True"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(PromptError, match=message):
+        load_rows(sorting(options=options))
+
+
+@pytest.mark.slow
+def test_reasoning_gym_rows_keep_what_its_verifier_needs():
+    import reasoning_gym
+
+    rows = load_rows(SourceConfig(name="g", kind="reasoning_gym", path="gsm_symbolic", size=20))
+    entry = rows[0].extra["entry"]
+    scorer = reasoning_gym.create_dataset("gsm_symbolic", size=1)
+    assert scorer.score_answer(rows[0].answer, entry) == 1.0
+    held_out = load_rows(SourceConfig(name="g", kind="reasoning_gym", path="gsm_symbolic", size=5), held_out=True)
+    assert not {row.prompt for row in rows} & {row.prompt for row in held_out}
+    with pytest.raises(PromptError, match="no data set 'nothing'"):
+        load_rows(SourceConfig(name="g", kind="reasoning_gym", path="nothing"))
