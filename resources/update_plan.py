@@ -13,7 +13,12 @@ from resources.micro_batches import balance_over_ranks, split_by_count, split_by
 from resources.seeding import stream_seed
 
 RATIO_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
-"""Largest |log_probs - old_log_probs| before the first optimizer step; for bfloat16 the largest mean of it."""
+"""Largest |log_probs - old_log_probs| / (1 + |old_log_probs|) before the first optimizer step; for bfloat16 the mean
+of |log_probs - old_log_probs|.
+
+Relative, since rounding grows with the log-prob: SmolLM2-135M scored in micro-batches of 1 and of 6 rows differs by
+7.6e-6 on text and by 1.5e-5 on random tokens (log-probs down to -22), while a shift by one token, another temperature
+or other weights differ by whole units."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from resources.workers.base import ModelWorker, Status, Stopwatch
 from resources.workers.metric_sums import MetricSums
 
 Movement = Tensor
-"""[sum of approximate KL, sum of |log ratio|, trained tokens, max |log ratio|] of a micro-batch, float64."""
+"""[sum of approximate KL, sum of |log ratio|, trained tokens, max |log ratio| / (1 + |old log-prob|)], float64."""
 
 
 class RatioError(RuntimeError):
@@ -131,8 +131,8 @@ class TrainedWorker(ModelWorker):
         if not seen <= tolerance:
             self.optimizer.zero_grad()
             raise RatioError(
-                f"{self.role}: before the first optimizer step the {'max' if exact else 'mean'} of "
-                f"|log_probs - old_log_probs| is {seen:.3g}, and {tolerance:g} is the most that rounding explains: "
+                f"{self.role}: before the first optimizer step log_probs differ from old_log_probs by {seen:.3g} "
+                f"({'max, relative' if exact else 'mean'}), and {tolerance:g} is the most that rounding explains: "
                 "weights, temperature or alignment differ between scoring and update. Recompute old_log_probs with "
                 "this actor, or plan the update without first_ratio_tolerance"
             )
@@ -254,4 +254,5 @@ def movement_of(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Movem
     kl = (
         torch.expm1(log_ratio.clamp(max=math.log(1e6))) - log_ratio
     )  # Schulman's k3; bounded, one wild token must not be inf
-    return torch.stack([kl.sum(), log_ratio.abs().sum(), mask.sum().double(), log_ratio.abs().max()])
+    size = torch.where(mask, old_log_probs.abs(), 0.0).double()
+    return torch.stack([kl.sum(), log_ratio.abs().sum(), mask.sum().double(), (log_ratio.abs() / (1.0 + size)).max()])
