@@ -184,7 +184,7 @@ def _fingerprint(model: ModelConfig, seed: int) -> str:
     if model.build is not None:
         facts["seed"] = seed
     if model.path is not None and model.gguf_file is not None:
-        stat = (Path(model.path) / model.gguf_file).stat()
+        stat = (Path(_checked_path(model)) / model.gguf_file).stat()
         facts["file"] = [stat.st_size, stat.st_mtime_ns]
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
     return f"{model.build or Path(model.path or '').name}-{digest}"

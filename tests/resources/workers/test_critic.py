@@ -1,0 +1,86 @@
+"""The critic: values of the state before a token, learnt from returns."""
+
+import functools
+
+import pytest
+import torch
+
+from configs.model import LoraConfig, ModelConfig
+from configs.training import CriticConfig
+from resources.batch import join_columns, validate
+from resources.models.value_head import build_value_model, save_reward_model
+from resources.workers.critic import CriticWorker
+from resources.workers.metric_sums import combine_metrics
+from tasks.algorithms.objectives import critic_objective
+from tests.resources.workers.tiny import MODEL, SHAPE, VALUE_LOSS, critic, make_rows, plans, rows_of
+
+
+def test_a_value_is_read_before_its_token_and_cannot_see_it():
+    """Rows that differ in the last token only have equal values everywhere: the last value has not seen it."""
+    rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 99]], [[0, 1, 1, 1], [0, 1, 1, 1]])
+    values = critic().estimate_values(rows)[1]["values"].values().reshape(2, 4)
+    assert torch.equal(values[0], values[1])
+
+
+def test_values_cover_tool_output_and_leave_the_prompt_at_zero():
+    rows = rows_of([[5, 6, 7, 8, 9]], [[0, 0, 1, 0, 1]])
+    values = critic().estimate_values(rows)[1]["values"].values()
+    assert values[:2].tolist() == [0.0, 0.0]
+    assert bool((values[2:] != 0.0).all())
+
+
+def test_values_start_near_zero_and_are_a_function_of_the_seed():
+    rows = make_rows(8)
+    values, again = (critic().estimate_values(rows)[1]["values"].values() for _ in range(2))
+    assert torch.equal(values, again)
+    assert float(values.abs().mean()) < 0.5
+
+
+def test_the_critic_learns_its_returns():
+    worker, rows = critic(), make_rows(7)
+    rows = join_columns([rows, worker.estimate_values(rows)[1]])
+    validate(rows, ["values", "returns"])
+    unclipped = functools.partial(critic_objective, value_clip=None)
+    losses = []
+    for iteration in range(8):
+        status = worker.update(rows, plans(rows, iteration=iteration)[0], unclipped)
+        losses.append(combine_metrics([status["metrics"]])["critic/loss"])
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_critic_beside_an_actor_with_adapters_is_trained_whole():
+    model = ModelConfig(build="tiny", shape=SHAPE, lora=LoraConfig(rank=2))
+    worker = critic(model)
+    assert all(parameter.requires_grad for parameter in worker.module.parameters())
+
+
+def test_a_critic_can_start_from_a_reward_model(tmp_path):
+    scalar = build_value_model(MODEL, seed=3)
+    with torch.no_grad():
+        scalar.score.weight.fill_(0.5)
+    save_reward_model(scalar, tmp_path)
+    worker = CriticWorker(
+        MODEL, CriticConfig(model=ModelConfig(path=str(tmp_path)), from_reward_model=True), 0, threads=1
+    )
+    assert torch.equal(worker.module.score.weight, scalar.score.weight)
+    ids = torch.tensor([[5, 6, 7]])
+    torch.testing.assert_close(worker.module.read(ids), scalar.read(ids))
+
+
+def test_a_restored_critic_estimates_the_same_values():
+    worker, rows = critic(), make_rows(4)
+    rows = join_columns([rows, worker.estimate_values(rows)[1]])
+    kept = worker.snapshot()[1]
+    before = rows["values"].values()
+    worker.update(rows, plans(rows)[0], VALUE_LOSS)
+    assert not torch.equal(worker.estimate_values(rows)[1]["values"].values(), before)
+    worker.restore(kept)
+    assert torch.equal(worker.estimate_values(rows)[1]["values"].values(), before)
+
+
+def test_a_snapshot_of_another_shape_is_refused():
+    worker = critic()
+    kept = worker.snapshot()[1]
+    kept["tensors"]["model.score.weight"] = torch.zeros(1, 3)
+    with pytest.raises(ValueError, match=r"model\.score\.weight"):
+        worker.restore(kept)
