@@ -14,6 +14,10 @@ DEFAULTS = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Threads that wait must sleep: roles take turns on the same cores, and spinning ones take them from each other
+    # (a step of the quick start on two cores beside other work: 44 s spinning, 3 s sleeping).
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "KMP_BLOCKTIME": "0",
 }
 """Telemetry to outside is off; Ray's listeners are on all interfaces whatever they are told, so its token stays on."""
 

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed while running, 2 refused before starting.
 """
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from configs.problems import ConfigError
 from resources.node_resources import NodeResources
 
 DONE, FAILED, REFUSED = 0, 1, 2
+COMMAND_MODULES = ("flows.run_commands", "flows.report_commands", "flows.cluster_commands")
+"""Each registers its commands with `app` when it is imported."""
 
 app = cyclopts.App(
     name="callsheet",
@@ -108,7 +111,8 @@ def cluster_nodes(address: str) -> Sequence[NodeResources]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. What a user can cause is told in a block, never as a traceback."""
     apply_defaults()
-    from flows import run_commands  # noqa: F401  # pyright: ignore[reportUnusedImport] - registers its commands
+    for module in COMMAND_MODULES:
+        importlib.import_module(module)
 
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     try:

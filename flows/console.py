@@ -89,7 +89,9 @@ class RunPanel:
         parts: list[Text | Table | ProgressBar] = [head, ProgressBar(total=last.iterations, completed=done)]
         if self._scores:
             parts.append(Text(f"score {self._scores[-1]:.3f}  {sparkline(self._scores)}"))
-        parts.append(Text("  ".join(f"{label} {last.metrics[name]:.3f}" for name, label in SHOWN if name in last.metrics)))
+        parts.append(
+            Text("  ".join(f"{label} {last.metrics[name]:.3f}" for name, label in SHOWN if name in last.metrics))
+        )
         if last.view is not None:
             parts += [_role_bars(last), Text(last.view.verdict.line)]
         return Panel(Group(*parts), title=self._title)

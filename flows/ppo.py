@@ -13,8 +13,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # Prefect loads this file by path
 
 from prefect import flow
-from tasks.reward import reward
-from tasks.validation import validation
 
 from configs.run import RunConfig
 from flows.sft import sft
@@ -26,10 +24,12 @@ from tasks.critic import critic_update, critic_values
 from tasks.prepare import open_run, prepare, warm_up
 from tasks.recovery import recovering
 from tasks.reference import reference
+from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.runner import PoolTaskRunner
 from tasks.session import current_session
 from tasks.subflow import iteration_run_name
+from tasks.validation import validation
 from tasks.weights import load_state, weight_sync
 
 

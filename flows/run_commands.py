@@ -1,6 +1,7 @@
 """The commands that run something: train, resume. Refusals end with 2, failures with 1, each with one clear text."""
 
 import json
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +42,7 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
 
 def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
     """Run the training flow in this process, with a Prefect server where none is named."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # the console has a line or a panel of its own
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
 

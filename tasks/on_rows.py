@@ -39,7 +39,7 @@ def advantages_of_rows(rows: TensorDictBase, *, estimator: Estimator) -> tuple[d
 
 
 def update_facts(rows: TensorDictBase) -> tuple[list[int], list[int], list[int]]:
-    """(row ids, lengths in tokens, trained tokens) of a batch, ascending by row id: what an update plan is made from."""
+    """(row ids, lengths in tokens, trained tokens), ascending by row id: what an update plan is made from."""
     order = torch.argsort(rows["row_ids"])
     mask = rows.get("train_mask")
     lengths = row_lengths(mask)

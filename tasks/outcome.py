@@ -1,15 +1,16 @@
 """What the steps of one subflow gave back, joined."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from prefect.runtime import flow_run
 
+from resources.telemetry.facts import FACTS
 from resources.telemetry.spans import IterationSpan, TaskSpan
-from tasks.collect import collect, spans_of
+from tasks.collect import collect, payload_bytes, spans_of
 from tasks.runner import StepFuture
 from tasks.stamp import Stamp
 from tasks.step import StepResult
@@ -54,13 +55,27 @@ def gather(
         result = next(results) if isinstance(one, StepFuture) else one
         metrics.update(result.metrics)
         facts[one.task_name if isinstance(one, StepFuture) else "rollout"] = dict(result.facts)
-    spans = spans_of([*futures, *ahead], at.iteration, at.attempt)
+    spans = [
+        _with_facts(span, facts.get(span.task, {})) for span in spans_of([*futures, *ahead], at.iteration, at.attempt)
+    ]
     return Outcome(
         at=at,
         metrics=metrics,
         facts=facts,
-        span=IterationSpan(iteration=at.iteration, attempt=at.attempt, started=started, ended=time.monotonic()),
+        span=IterationSpan(
+            iteration=at.iteration,
+            attempt=at.attempt,
+            started=started,
+            ended=time.monotonic(),
+            facts={"controller_bytes": payload_bytes(spans), "attempts": at.attempt},
+        ),
         spans=spans,
         ahead=tuple(results),
         flow_run_id=UUID(flow_run.id) if flow_run.id else None,
     )
+
+
+def _with_facts(span: TaskSpan, facts: Mapping[str, Any]) -> TaskSpan:
+    """The span with what its step knows of itself, where telemetry has a name for it."""
+    known = {name: value for name, value in facts.items() if name in FACTS}
+    return replace(span, facts={**span.facts, **known}) if known else span

@@ -12,7 +12,9 @@ from prefect.runtime import flow_run
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
+from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes
+from tasks.hosts import pools_of_roles
 from tasks.recovery import keep_snapshot
 from tasks.run_state import RunState
 from tasks.session import Session, open_directory, open_session
@@ -75,6 +77,37 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
     if run.is_finished:
         return
     run.cast()
+    run.spans.append(_run_record(run), _clock_record(run))
     run.preparation = flow
     run.synchronise()
     keep_snapshot(run)
+
+
+def _run_record(run: Session) -> RunRecord:
+    """What the report and the what-if need to know of the hardware and the batch."""
+    config, nodes = run.config, run.cluster.inventory()
+    roles = pools_of_roles(config)
+    return RunRecord(
+        run=run.directory.run_id,
+        cores_per_node=max((node.total.get("CPU", 0.0) for node in nodes), default=0.0),
+        pools={
+            name: PoolRecord(
+                ranks=pool.size, accelerator=pool.accelerator, nodes=len(run.cluster.pools[name].node_counts)
+            )
+            for name, pool in config.pools.items()
+        },
+        roles=roles,
+        colocate={role: placed.colocate for role, placed in config.roles.items()},
+        prompts_per_iteration=config.data.prompts_per_iteration,
+        group_size=config.rollout.group_size,
+        max_running_sequences=config.rollout.max_running_sequences,
+        async_depth=config.async_depth,
+    )
+
+
+def _clock_record(run: Session) -> ClockRecord:
+    offsets = run.hosts.clock_offsets()
+    return ClockRecord(
+        offsets={node: found.seconds for node, found in offsets.items()},
+        errors={node: found.error for node, found in offsets.items()},
+    )

@@ -26,6 +26,7 @@ from resources.placement_groups import PoolError
 from resources.run_directory import RunDirectory, RunDirectoryError, read_lines
 from resources.telemetry.recorder import SpanFile
 from resources.worker_group import WorkerGroup
+from tasks.export import start_model
 from tasks.hosts import HostSet, pools_of_roles
 from tasks.outcome import Outcome, Submitted, gather
 from tasks.run_state import RunState
@@ -87,13 +88,7 @@ class Session:
     @property
     def model(self) -> ModelConfig:
         """The policy's start: what the warm-up made, once it is there, else the config's model."""
-        warmed = self.warm_model_folder
-        if not (warmed / "config.json").exists():
-            return self.config.model
-        own = self.config.model.model_dump()
-        return ModelConfig.model_validate(
-            {**own, "path": str(warmed), "build": None, "gguf_file": None, "tokenizer_path": None}
-        )
+        return start_model(self.config, self.directory.path)
 
     @property
     def warm_model_folder(self) -> Path:

@@ -20,7 +20,8 @@ def validation(at: Stamp, policy_version: int) -> StepResult:
     metrics: dict[str, float] = {}
     spans = []
     for name, is_greedy in kinds.items():
-        sampled = call("rollout", "evaluate", settings.num_prompts, settings.samples_per_prompt, is_greedy, is_bulk=True)
+        count, samples = settings.num_prompts, settings.samples_per_prompt
+        sampled = call("rollout", "evaluate", count, samples, is_greedy, is_bulk=True)
         batch_id = f"{at.batch_id}-{policy_version}-{name}"
         scored = score_rows(rows_of(sampled), batch_id, is_validation=True)
         metrics[name] = finish_metrics(scored.sums)["reward/score_mean"]

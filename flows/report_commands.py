@@ -1,0 +1,142 @@
+"""The commands that read a finished or running run: report, whatif, ui, export."""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.cli import DONE, AsJson, Refused, app
+from flows.run_commands import RunFolder
+
+Changes = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set", negative="", consume_multiple=False,
+        help="Change the layout in the config's words, for example --set rollout.group_size=16.",
+    ),
+]  # fmt: skip
+
+
+@app.command
+def report(
+    run: RunFolder,
+    *,
+    html: Annotated[Path | None, Parameter(help="Where to write the page; RUN/report.html when left out.")] = None,
+    trace: Annotated[Path | None, Parameter(help="Write a trace of all ranks for Perfetto or Chrome here.")] = None,
+    json_: AsJson = False,
+) -> int:
+    """Say where the time of a run went, by role, and what to change; write the page and, if asked, a trace."""
+    from resources.telemetry.html_report import render_html
+    from resources.telemetry.report import build_report
+    from resources.telemetry.text_report import render_text
+    from resources.telemetry.trace import write_trace
+
+    _require_run(run)
+    built = build_report(run)
+    page = html or run / "report.html"
+    render_html(built, page)
+    if trace is not None:
+        write_trace(run, trace)
+    print(json.dumps(built.to_json()) if json_ else render_text(built))
+    print(f"page: {page}", file=sys.stderr)
+    return DONE
+
+
+@app.command
+def whatif(
+    run: RunFolder,
+    *,
+    set_: Changes = (),
+    search: Annotated[int | None, Parameter(help="Find the best layout for that many accelerators.")] = None,
+    max_async_depth: int = 0,
+    json_: AsJson = False,
+) -> int:
+    """Predict the step time of a measured run under another layout, or search for the best one."""
+    from resources.telemetry.report import search_layout
+    from resources.telemetry.text_report import render_prediction, render_search
+
+    _require_run(run)
+    try:
+        if search is not None:
+            found = search_layout(run, search, max_async_depth=max_async_depth)
+            print(json.dumps(found.to_json()) if json_ else render_search(found))
+            return DONE
+        prediction, measured = _predicted(run, set_)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    print(json.dumps(prediction.to_json()) if json_ else render_prediction(prediction, measured))
+    return DONE
+
+
+def _predicted(run: Path, changes: Sequence[str]):  # noqa: ANN202 - (Prediction, float), imported inside
+    from resources.telemetry.profile import measure_profile
+    from resources.telemetry.reader import SpanReader
+    from resources.telemetry.topology import measured_topology, override_topology
+    from resources.telemetry.whatif import predict
+
+    pairs = dict(change.split("=", 1) if "=" in change else (change, "") for change in changes)
+    reader = SpanReader(path=run / "spans.jsonl")
+    profile = measure_profile(list(reader.iterations()), reader.run)
+    return predict(profile, override_topology(measured_topology(profile), pairs)), profile.step_seconds
+
+
+@app.command
+def ui(
+    run: Annotated[Path | None, Parameter(help="A run's folder; its config says where the database is.")] = None,
+) -> int:
+    """Serve the stored Prefect database on loopback until Ctrl-C."""
+    from configs.load import load_config
+    from resources.prefect_server import PrefectServer, PrefectServerError
+
+    home = load_config(run / "config.yaml").prefect.home if run is not None else None
+    try:
+        with PrefectServer(home) as server:
+            print(f"Prefect UI: {server.ui_url} (Ctrl-C ends it)", flush=True)
+            ended = threading.Event()
+            signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+            while not ended.wait(1.0):
+                pass
+    except PrefectServerError as error:
+        raise Refused(str(error)) from None
+    except KeyboardInterrupt:
+        pass
+    return DONE
+
+
+@app.command
+def export(
+    run: RunFolder,
+    folder: Annotated[Path, Parameter(help="The Hugging Face folder to write; it must not exist.")],
+    *,
+    iteration: Annotated[int | None, Parameter(help="Which checkpoint; the newest complete one when left out.")] = None,
+) -> int:
+    """Write the policy of a checkpoint as a Hugging Face folder (safetensors, config.json, tokenizer)."""
+    from resources.checkpoints import CheckpointError, CheckpointStore
+    from tasks.export import export_checkpoint
+
+    config = _require_run(run)
+    if folder.exists():
+        raise Refused(f"{folder} exists; name a folder that does not")
+    store = CheckpointStore(run / "checkpoints")
+    try:
+        manifest = store.read(iteration) if iteration is not None else store.latest()[0]
+    except CheckpointError as error:
+        raise Refused(f"checkpoint {iteration}: {error}; there are {store.iterations()}") from None
+    if manifest is None:
+        raise Refused(f"{run} has no complete checkpoint yet; one is written every checkpoint.every iterations")
+    export_checkpoint(config, run, store.path_of(manifest.iteration), folder)
+    print(f"{folder}: the policy after {manifest.iteration} iterations")
+    return DONE
+
+
+def _require_run(run: Path):  # noqa: ANN202 - a RunConfig, imported inside
+    from configs.load import load_config
+
+    if not (run / "config.yaml").is_file():
+        raise Refused(f"{run} is no run folder: it has no config.yaml")
+    return load_config(run / "config.yaml")

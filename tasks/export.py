@@ -1,0 +1,25 @@
+"""From a checkpoint to a Hugging Face folder, in this process: no cluster is needed, whatever the sharding was."""
+
+from pathlib import Path
+
+from configs.model import ModelConfig
+from configs.run import RunConfig
+from resources.workers.actor import ActorWorker
+
+
+def start_model(config: RunConfig, run: Path) -> ModelConfig:
+    """The model that PPO started from: what the warm-up published in the run's folder, else the config's."""
+    warmed = run / "model"
+    if not (warmed / "config.json").exists():
+        return config.model
+    own = config.model.model_dump()
+    moved = {"path": str(warmed), "build": None, "gguf_file": None, "tokenizer_path": None}
+    return ModelConfig.model_validate({**own, **moved})
+
+
+def export_checkpoint(config: RunConfig, run: Path, checkpoint: Path, folder: Path) -> None:
+    """Write the policy in `checkpoint` as a folder that transformers and vLLM load. Raises TensorFileError."""
+    actor = ActorWorker(start_model(config, run), config.actor, config.seed)
+    actor.load_checkpoint(str(checkpoint))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    actor.export(str(folder))
