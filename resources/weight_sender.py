@@ -14,6 +14,8 @@ from resources.rendezvous import host_store
 from resources.weight_buckets import WeightEntry, num_bytes, pack
 from resources.weight_channel import WeightChannel, join_meeting_point
 
+_GOLDEN_RATIO = 0.6180339887498949
+
 Packed = tuple[list[WeightEntry], list[Tensor]]
 
 
@@ -120,11 +122,10 @@ def probe_tokens(vocab_size: int, length: int = 16) -> list[int]:
     """A fixed sequence that touches embeddings from all over the vocabulary.
 
     >>> probe_tokens(100, 4)
-    [38, 76, 13, 51]
+    [61, 23, 85, 47]
     """
-    # Multiples of a number near the golden ratio of the vocabulary spread evenly.
-    stride = max(1, int(vocab_size * 0.381966))
-    return [(stride * (place + 1) - place // 2) % vocab_size for place in range(length)]
+    # Multiples of the golden ratio, modulo 1, spread evenly over the vocabulary.
+    return [int((place * _GOLDEN_RATIO % 1.0) * vocab_size) for place in range(1, length + 1)]
 
 
 def probe_rows(token_ids: Sequence[int]) -> TensorDict:

@@ -147,7 +147,7 @@ def _object_store(
     """The actor makes the next bucket while the engines load this one: two are alive at most."""
     opened = rollout.submit("begin_weights", timeout=timeout)
     names = actor.submit("begin_weight_export", bucket_bytes, dtype, timeout=timeout).result()[0]
-    is_done = False
+    is_done, sent = False, 0
     try:
         coming = actor.submit("next_weight_bucket", timeout=timeout)
         opened.result()
@@ -156,6 +156,7 @@ def _object_store(
             if not status["entries"]:
                 break
             coming = actor.submit("next_weight_bucket", timeout=timeout)
+            sent += status["num_bytes"]
             rollout.submit("load_weight_bucket", status["entries"], BucketRef(data), timeout=timeout).result()
             del data
         is_done = True
@@ -164,7 +165,7 @@ def _object_store(
             actor.submit("end_weight_export", timeout=timeout)
     scored = actor.submit("probe_weights", probe, timeout=timeout)
     reports = rollout.submit("finish_weights", version, names, probe, timeout=timeout).result()
-    return reports, scored.result()[0]
+    return [{**report, "num_bytes": sent} for report in reports], scored.result()[0]
 
 
 def _process_group(

@@ -56,6 +56,8 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "ab
 class VllmEngine:
     """Continuous batching over vLLM's own step loop, one request a row, each row with its own seed."""
 
+    _num_alive = 0
+
     def __init__(
         self,
         rollout: RolloutConfig,
@@ -100,6 +102,9 @@ class VllmEngine:
             unlink_shared_memory(get_tp_group())
         self._engine: Any = self._llm.llm_engine  # in-process, so its parts can be reached; they are not typed
         self._core = self._engine.engine_core.engine_core
+        # An engine that is merely collected must not end the process groups under the others.
+        self._engine.engine_core._finalizer.detach()
+        VllmEngine._num_alive += 1
         self._vocab_size = self._engine.model_config.get_vocab_size()
         self._is_tied = bool(getattr(self._engine.model_config.hf_config, "tie_word_embeddings", False))
         self.arguments = effective_arguments(self._engine.vllm_config)
@@ -321,8 +326,12 @@ class VllmEngine:
             self._drop_caches()
 
     def shutdown(self) -> None:
-        """Free model, KV cache and vLLM's process groups; no other engine of this process works afterwards."""
-        self._core.shutdown()
+        """Free model and KV cache; the last engine of a process ends vLLM's process groups, which all of them share."""
+        VllmEngine._num_alive -= 1
+        if VllmEngine._num_alive == 0:
+            self._core.shutdown()
+        self._broken = "it was shut down"
+        del self._llm, self._engine, self._core
 
     @contextmanager
     def _without_compiling(self) -> Iterator[None]:

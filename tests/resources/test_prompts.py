@@ -224,7 +224,7 @@ def test_a_file_that_is_not_json_is_named(tmp_path):
 
 
 def test_a_file_that_does_not_exist_is_named():
-    with pytest.raises(PromptError, match="'/nowhere.json' is no file"):
+    with pytest.raises(PromptError, match=r"'/nowhere\.json' is no file"):
         load_rows(SourceConfig(name="x", kind="json", path="/nowhere.json"))
 
 

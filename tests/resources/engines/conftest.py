@@ -66,12 +66,14 @@ def vllm_engine(tiny_folder: Path) -> Iterator[object]:
 
 
 @pytest.fixture(scope="session")
-def cramped_engine(vllm_engine: object, tiny_folder: Path) -> object:
-    """A second engine with seven KV blocks. It ends with the first: vLLM's process groups are the process's."""
+def cramped_engine(tiny_folder: Path) -> Iterator[object]:
+    """A second engine in this process, with seven KV blocks."""
     from resources.engines.vllm import VllmEngine
 
     rollout = RolloutConfig(max_running_sequences=8, num_gpu_blocks_override=7, enable_prefix_caching=False)
-    return VllmEngine(rollout, str(tiny_folder), dtype="float32", max_model_length=64, seed=6)
+    engine = VllmEngine(rollout, str(tiny_folder), dtype="float32", max_model_length=64, seed=6)
+    yield engine
+    engine.shutdown()
 
 
 @pytest.fixture
