@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from resources.curriculum import solved_in
 from resources.reward_scores import Moments
 from resources.rows import Rows, ShardRef
 from resources.splitting import split_sizes
@@ -25,14 +26,18 @@ class NothingScoredError(RuntimeError):
     """Not one response of a batch could be scored; training on it would move nothing."""
 
 
-@step(role="reward", reads=REWARD_COLUMNS, writes=("scores",))
+@step(role="reward", reads=REWARD_COLUMNS, writes=("scores", "grades"))
 def reward(at: Stamp, batch: BatchHandle) -> StepResult:
-    """Add `scores`; nan where a response could not be scored.
+    """Add `scores`, nan where a response could not be scored, and `grades`, what each grader gave.
+
+    With dynamic sampling both are there already, since the rollout could not do without.
 
     Facts: `graders` and `hidden_seconds` (see telemetry/facts.py), `causes` of unscorable responses as sentences, and
     with `reward.normalise` the `state` that a checkpoint keeps and `load_reward_state` gives back.
     """
-    replies = score_rows(host().read(batch), batch.batch_id)
+    if host().config.algorithm.resolved().dynamic_sampling:
+        return StepResult(handle=batch)
+    replies = score_rows(host().read(batch, columns=REWARD_COLUMNS), batch.batch_id)
     facts = reward_facts(replies.statuses)
     moments = _moments(replies.statuses)
     if moments.count == 0:
@@ -87,7 +92,17 @@ def reward_facts(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "hidden_seconds": max(status["hidden_seconds"] for status in statuses),
         "rows": sum(status["spans"]["rows"] for status in statuses),
         "causes": [cause for status in statuses for cause in status["causes"]][:8],
+        **_solved(statuses),
     }
+
+
+def _solved(statuses: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """With a curriculum, the prompts whose responses were all right; see `resources/curriculum.py`."""
+    data = host().config.data
+    if data.curriculum == "none":
+        return {}
+    lowest = {key: score for status in statuses for key, score in status["groups"].items()}
+    return {"solved": solved_in(lowest, data.solved_score)}
 
 
 def _moments(statuses: Sequence[Mapping[str, Any]]) -> Moments:

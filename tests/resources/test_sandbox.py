@@ -59,15 +59,15 @@ class Outside:
 
 
 def boxed_processes() -> list[int]:
-    """Processes on the host that belong to a user of a box."""
-    found = []
+    """Processes on the host that belong to a user of one of this process's boxes."""
+    found, first = [], 1_000_000_000 + os.getpid() % 1_000_000 * 64
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and os.geteuid() == 0:
             try:
                 owner = entry.stat().st_uid
             except FileNotFoundError:
                 continue
-            if owner >= 1_000_000_000 and is_running(int(entry.name)):
+            if first <= owner < first + 64 and is_running(int(entry.name)):
                 found.append(int(entry.name))
     return found
 
@@ -83,7 +83,7 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
         for listener in (port, abstract):
             listener.listen()
             listener.setblocking(False)
-        canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        canary = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(60)"])
         yield Outside(folder, port, abstract, canary)
         canary.kill()
         canary.wait()
