@@ -17,12 +17,13 @@ import ray
 
 from configs.environment import DEFAULTS, apply_defaults
 from configs.pools import PoolConfig
-from resources.cleanup import CONTROLLER_KEY, RUN_KEY, clean_run, controller_identity, is_run_alive
-from resources.inventory import live_nodes
+from resources.cleanup import CONTROLLER_KEY, clean_run, controller_identity, is_run_alive
+from resources.inventory import settled_nodes
 from resources.node_resources import NodeResources
 from resources.pool_manager import DEADLINE_SECONDS, PoolManager
-from resources.ray_state import reread_settings
-from resources.registry import drop_run, read_card, write_card
+from resources.ray_state import local_ray_pids, reread_settings
+from resources.reaper import Reaper
+from resources.registry import drop_card, read_card, write_card
 from resources.supervision import Supervisor
 from resources.worker_spec import Endable
 
@@ -79,7 +80,9 @@ class Cluster:
         }
         self._user_env = dict(worker_env or {})
         self._adopted: list[Endable] = []
+        self._reaper: Reaper | None = None
         self._owns_ray = False
+        self._is_local = False
         self._handlers: dict[int, Any] = {}
 
     @property
@@ -99,13 +102,15 @@ class Cluster:
         is_up = False
         try:
             self._handle_signals()
-            self._tag_children()
             self._connect()
+            self._handle_signals()  # Ray has put its own handler in between.
             self._claim_name()
+            identity = controller_identity(os.getpid())
+            self._reaper = Reaper(CONTROLLER_KEY, identity, local_ray_pids() if self._is_local else [])
             self._supervisor = Supervisor(ray.util.get_node_ip_address())
             self.worker_env = {
                 **{key: os.environ[key] for key in DEFAULTS if key in os.environ},
-                CONTROLLER_KEY: os.environ[CONTROLLER_KEY],
+                CONTROLLER_KEY: identity,
                 **self._user_env,
             }
             is_up = True
@@ -121,7 +126,7 @@ class Cluster:
 
     def inventory(self) -> list[NodeResources]:
         """The live nodes in order, what is free on each, and who holds the rest."""
-        return live_nodes()
+        return settled_nodes()
 
     def reserve(
         self,
@@ -145,7 +150,7 @@ class Cluster:
                 if not processes.is_detached:
                     processes.stop()
             self.pools.release()
-            drop_run(self.run_id)
+            drop_card("run", self.run_id, "controller")
         finally:
             self._leave()
 
@@ -174,6 +179,7 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ClusterError(f"Ray at {self._address or 'local'} cannot be used: {error}") from error
         self._owns_ray = True
+        self._is_local = self._address in (None, "local")
 
     def _claim_name(self) -> None:
         card = {
@@ -198,10 +204,6 @@ class Cluster:
             f"the run name {self.run_id!r} could not be claimed; another process claims it at the same time"
         )
 
-    def _tag_children(self) -> None:
-        os.environ[RUN_KEY] = self.run_id
-        os.environ[CONTROLLER_KEY] = controller_identity(os.getpid())
-
     # --- end ------------------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
@@ -211,15 +213,16 @@ class Cluster:
         if self._owns_ray:
             ray.shutdown()
             self._owns_ray = False
-        for key in (RUN_KEY, CONTROLLER_KEY):
-            os.environ.pop(key, None)
+        if self._reaper is not None:
+            self._reaper.dismiss()
+            self._reaper = None
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
 
     def _handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, _terminate)
+            self._handlers.setdefault(signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
 
     def _hold_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():

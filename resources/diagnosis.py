@@ -61,7 +61,9 @@ def diagnose(
     if root.kind == "stale":
         return StaleGroup(root)
     if root.is_death and processes.newest_incarnation() > processes.facts.incarnation:
-        detail = f"call of incarnation {root.incarnation}; the group is at {processes.newest_incarnation()}, attach again"
+        detail = (
+            f"call of incarnation {root.incarnation}; the group is at {processes.newest_incarnation()}, attach again"
+        )
         return StaleGroup(replace(root, kind="stale", detail=detail))
     if root.is_death:
         known = processes.evidence(_EVIDENCE_SECONDS)

@@ -1,5 +1,6 @@
 """What a live Ray cluster has: nodes in order, what is free on each, and who holds the rest."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 from ray.util import placement_group_table
@@ -9,6 +10,28 @@ from resources.ranks import node_key
 from resources.ray_state import all_nodes, free_per_node
 
 _HIDDEN = ("node:", "object_store_memory", "bundle_group", "accelerator_type:")
+SETTLE_SECONDS = 2.0
+"""Ray learns what became free or taken with a delay; accounts that do not balance are read again for this long."""
+_POLL_SECONDS = 0.1
+_TOLERANCE = 1e-2
+
+
+def settled_nodes() -> list[NodeResources]:
+    """`live_nodes`, once what is free and what placement groups hold add up on every node, or after two seconds.
+
+    Resources taken outside placement groups (by other users of the cluster) never add up and are simply not free.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    nodes = live_nodes()
+    while not all(_is_balanced(node) for node in nodes) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        nodes = live_nodes()
+    return nodes
+
+
+def _is_balanced(node: NodeResources) -> bool:
+    held = {name: sum(amounts.get(name, 0.0) for amounts in node.holders.values()) for name in node.total}
+    return all(abs(node.free[name] + held[name] - total) <= _TOLERANCE for name, total in node.total.items())
 
 
 def live_nodes() -> list[NodeResources]:

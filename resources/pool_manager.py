@@ -6,7 +6,7 @@ from dataclasses import replace
 from ray.util.placement_group import PlacementGroup
 
 from configs.pools import PoolConfig
-from resources.inventory import live_nodes, shortage_table
+from resources.inventory import settled_nodes, shortage_table
 from resources.node_fitting import Entry, Shortage, fit_entries
 from resources.node_resources import NodeResources, bundle_demand, ray_name
 from resources.placement_groups import PoolError, release_groups, reserve_groups
@@ -53,7 +53,7 @@ class PoolManager:
         taken = sorted(set(configs) & set(self._pools))
         if taken:
             raise PoolError(f"pool {taken[0]!r} is reserved already in run {self._run_id}")
-        nodes = live_nodes()
+        nodes = settled_nodes()
         chosen = pins if pins is not None else choose_nodes(configs, nodes)
         ips = {node.node_id: node.ip for node in nodes}
         requests, owners = [], []
@@ -75,8 +75,9 @@ class PoolManager:
         release_groups(self._groups.pop(name, []))
 
     def release(self) -> None:
-        """Give every pool back, whatever still runs there."""
-        groups = [group for mine in self._groups.values() for group in mine]
+        """Give every pool back, whatever still runs there; detached ones stay for `callsheet clean`."""
+        ending = [name for name, pool in self._pools.items() if pool.config.lifetime == "run"]
+        groups = [group for name in ending for group in self._groups[name]]
         self._pools.clear()
         self._groups.clear()
         release_groups(groups)

@@ -71,3 +71,19 @@ def start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 when it is gone."""
     fields = _stat_fields(pid)
     return 0 if fields is None else int(fields[19])
+
+
+def descendants(pids: Iterable[int]) -> set[int]:
+    """Children of these processes, their children, and so on; zombies left out."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = _stat_fields(int(entry.name))
+            if fields is not None and fields[0] not in ("Z", "X"):
+                parents[int(entry.name)] = int(fields[1])
+    found: set[int] = set()
+    grown = set(pids)
+    while grown:
+        grown = {pid for pid, parent in parents.items() if parent in grown} - found
+        found |= grown
+    return found

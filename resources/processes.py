@@ -10,6 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from resources.cleanup import CONTROLLER_KEY
 from resources.diagnosis import await_evidence, diagnose
 from resources.dispatch import MethodInfo, marked_methods
 from resources.failures import Failure, GroupFacts, RankFacts
@@ -18,6 +19,7 @@ from resources.pools import Claim, ResourcePool, round_down
 from resources.process_facts import host_identity
 from resources.ranks import check_distinct_devices, check_user_env, rank_env
 from resources.ray_state import actor_id_of, is_actor_dead
+from resources.registry import drop_card
 from resources.worker_process import AsyncWorkerProcess, RoleSetup, Seat, WorkerProcess, import_worker
 from resources.worker_spec import Home, WorkerSpec
 
@@ -98,6 +100,8 @@ class Processes:
         """End every process and give the bundles back."""
         self._end_processes()
         self.pool.give_back(self.name)
+        for view in self.views:
+            drop_card("group", self.home.run_id, view.name)
 
     def release_peers(self, failure: Failure) -> Failure:
         """Make the group unusable: the first failure is kept, and ranks blocked in a collective are ended."""
@@ -169,7 +173,7 @@ class Processes:
         )
 
     def _launch(self) -> None:
-        self.incarnation += 1
+        self.incarnation = self.home.supervisor.next_incarnation(self.name)
         self.facts = self._planned_facts()
         deadline = time.monotonic() + max(spec.start_seconds for spec in self.specs)
         for rank in range(len(self.bundles)):
@@ -236,6 +240,8 @@ class Processes:
         given = [spec.threads for spec in self.specs if spec.threads is not None]
         threads = str(max(given) if given else max(1, int(self.claim.cpus)))
         env = dict(self.home.worker_env)
+        if self.is_detached:
+            env.pop(CONTROLLER_KEY, None)  # It marks what ends with the controller.
         for spec in self.specs:
             env |= spec.env
         threaded = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray._private import state  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+from ray._private import worker as worker_module  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 from ray._private.tensor_serialization_utils import zero_copy_tensors_reducer
 from ray._private.worker import global_worker
 from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
@@ -62,3 +63,9 @@ def enable_zero_copy_tensors() -> None:
     """
     context = global_worker.get_serialization_context()
     context._register_cloudpickle_reducer(sys.modules["torch"].Tensor, zero_copy_tensors_reducer)
+
+
+def local_ray_pids() -> list[int]:
+    """The processes that this process started when it started a local Ray."""
+    node: Any = worker_module._global_node
+    return [] if node is None else [info.process.pid for group in node.all_processes.values() for info in group]

@@ -11,6 +11,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,7 @@ class Supervisor:
         self._lock = threading.RLock()
         self._watches: dict[GroupKey, _Watch] = {}
         self._kept: dict[GroupKey, Failure] = {}
+        self._incarnations: Counter[str] = Counter()
         self._probes: dict[str, Any] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._is_closing = False
@@ -78,6 +80,12 @@ class Supervisor:
         self._selector.register(self._server, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="callsheet-supervisor", daemon=True)
         self._thread.start()
+
+    def next_incarnation(self, name: str) -> int:
+        """1, 2, ... per name: never given twice in a run, not even to another group of that name."""
+        with self._lock:
+            self._incarnations[name] += 1
+            return self._incarnations[name]
 
     def watch(self, facts: GroupFacts, on_failure: Callable[[Failure], None]) -> None:
         """Begin to watch an incarnation; `on_failure` is called once, from the supervisor's thread."""
@@ -92,13 +100,16 @@ class Supervisor:
             self._watches.pop((facts.name, facts.incarnation), None)
 
     def keep(self, failure: Failure) -> Failure:
-        """Record a failure unless the incarnation has one already; returns the one that is kept."""
+        """Record a failure unless the incarnation has one, and tell its owner; returns the one that is kept."""
         key = (failure.group, failure.incarnation)
         with self._lock:
+            is_first = key not in self._kept
             kept = self._kept.setdefault(key, failure)
             watch = self._watches.get(key)
             if watch is not None:
                 watch.failure = kept
+        if is_first and watch is not None:
+            watch.on_failure(kept)
         return kept
 
     def kept(self, name: str, incarnation: int) -> Failure | None:
@@ -295,5 +306,4 @@ class Supervisor:
         if role:
             more["role"] = role
         failure = watch.facts.failure(state.facts.rank, kind, detail, **more).with_tail(self._best_tail(state))
-        kept = self.keep(failure)
-        watch.on_failure(kept)
+        self.keep(failure)

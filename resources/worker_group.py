@@ -19,7 +19,7 @@ from resources.failures import Failure, WorkerFailed
 from resources.pending_call import PendingCall
 from resources.pools import ResourcePool
 from resources.processes import Processes
-from resources.registry import drop_card
+from resources.registry import read_card
 from resources.worker_process import HEADER
 from resources.worker_spec import Home, WorkerSpec
 
@@ -152,8 +152,6 @@ class WorkerGroup:
     def shutdown(self) -> None:
         """End the group's processes and give its bundles back."""
         self._owned("shutdown").stop()
-        for group in self._processes.views:
-            drop_card("group", self._processes.facts.run_id, group.name)
 
     @classmethod
     def attach(cls, run_id: str, name: str) -> "WorkerGroup":
@@ -182,10 +180,7 @@ class WorkerGroup:
 
     def _publish(self, is_new: bool) -> None:
         if not write_group_card(self._current_card(), is_new):
-            raise ValueError(
-                f"run {self._processes.facts.run_id} has a worker group named {self.name!r} already; "
-                "names are unique in a run"
-            )
+            raise _name_taken(self._processes.facts.run_id, self.name)
 
 
 def start_group(
@@ -239,6 +234,9 @@ def _start(
     names: Sequence[str],
     bundles: Sequence[int] | None,
 ) -> list[WorkerGroup]:
+    for view in names:
+        if read_card("group", home.run_id, view) is not None:
+            raise _name_taken(home.run_id, view)
     processes = Processes(home, pool, name, specs, share, bundles)
     cards = [
         GroupCard(
@@ -254,19 +252,19 @@ def _start(
     ]
     processes.start()
     groups = [WorkerGroup(processes, card) for card in cards]
-    processes.views = groups
     home.adopt(processes)
-    published: list[WorkerGroup] = []
     try:
         for group in groups:
             group._publish(is_new=True)
-            published.append(group)
+            processes.views.append(group)
     finally:
-        if len(published) < len(groups):
+        if len(processes.views) < len(groups):
             processes.stop()
-            for group in published:
-                drop_card("group", home.run_id, group.name)
     return groups
+
+
+def _name_taken(run_id: str, name: str) -> ValueError:
+    return ValueError(f"run {run_id} has a worker group named {name!r} already; names are unique in a run")
 
 
 def _attach_by_handle(card: GroupCard, actors: list[ActorHandle]) -> WorkerGroup:

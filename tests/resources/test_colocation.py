@@ -1,0 +1,50 @@
+"""The three ways to colocate roles, each with a gloo all-reduce through the injected environment."""
+
+from collections.abc import Callable
+
+import pytest
+
+from configs.pools import PoolConfig
+from resources.cluster import Cluster
+from resources.worker_group import WorkerGroup, WorkerSpec, start_group, start_groups
+from tests.resources.sample_workers import SumWorker
+
+
+def spec(role: str) -> WorkerSpec:
+    return WorkerSpec(role=role, worker=SumWorker)
+
+
+def use(groups: dict[str, WorkerGroup]) -> list[list[int]]:
+    """The same calling code for the three."""
+    return [groups["actor"].total(), groups["critic"].total()]
+
+
+def test_fused_roles_share_a_process_and_reach_each_other(cluster: Cluster) -> None:
+    cluster.reserve({"main": PoolConfig(nodes=(2,))})
+    groups = start_groups(cluster, cluster.pools["main"], [spec("actor"), spec("critic")], "fused")
+    assert use(groups) == [[3, 3], [3, 3]]
+    assert groups["actor"].pid() == groups["critic"].pid()
+    assert groups["actor"].sibling_pid("critic") == groups["critic"].pid()
+    groups["critic"].restart()
+    assert groups["actor"].incarnation == groups["critic"].incarnation == 2
+    assert use(groups) == [[3, 3], [3, 3]]
+
+
+@pytest.mark.slow
+def test_shared_roles_have_processes_and_stores_of_their_own(cluster: Cluster) -> None:
+    cluster.reserve({"main": PoolConfig(nodes=(2,), accelerator="gpu", cpus_per_bundle=2)})
+    groups = start_groups(cluster, cluster.pools["main"], [spec("actor"), spec("critic")], "shared")
+    assert use(groups) == [[3, 3], [3, 3]]
+    assert not set(groups["actor"].pid()) & set(groups["critic"].pid())
+
+
+@pytest.mark.slow
+def test_split_roles_work_on_pools_of_their_own(open_run: Callable[[], Cluster]) -> None:
+    with open_run() as run:
+        run.reserve({"left": PoolConfig(nodes=(2,)), "right": PoolConfig(bundles=2)})
+        groups = {
+            "actor": start_group(run, run.pools["left"], spec("actor")),
+            "critic": start_group(run, run.pools["right"], spec("critic")),
+        }
+        assert use(groups) == [[3, 3], [3, 3]]
+        assert [group.pool for group in groups.values()] == ["left", "right"]
