@@ -65,7 +65,7 @@ def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
             trust_remote_code=False,
         )
     # A padding index would silence the gradient of a token that real text may hold (pad is often end of sequence).
-    built.get_input_embeddings().padding_idx = None
+    built.get_input_embeddings().padding_idx = None  # pyright: ignore[reportArgumentType]
     return built
 
 

@@ -63,8 +63,11 @@ def merged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name.replace(".base_layer.", "."), tensor
             continue
         layer_name, layer = deltas[name]
-        whole = dict(whole_tensors(iter([("a", layer.lora_A[_ADAPTER].weight), ("b", layer.lora_B[_ADAPTER].weight)])))
-        yield f"{layer_name}.weight", tensor + layer.scaling[_ADAPTER] * (whole["b"] @ whole["a"])
+        factors: list[tuple[str, Tensor]] = [
+            (key, getattr(layer, key)[_ADAPTER].weight) for key in ("lora_A", "lora_B")
+        ]
+        whole = dict(whole_tensors(iter(factors)))
+        yield f"{layer_name}.weight", tensor + layer.scaling[_ADAPTER] * (whole["lora_B"] @ whole["lora_A"])
 
 
 def merged_names(module: nn.Module) -> list[str]:

@@ -107,7 +107,7 @@ class RoleOptimizer:
             return
         gradients = [local_part(_gradient(self.parameters[name])) for name in names]
         if scale < 1.0:
-            torch._foreach_mul_(gradients, scale)
+            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
         beta1, beta2 = self.config.betas
         adamw(
             [local_part(self.parameters[name].data) for name in names],

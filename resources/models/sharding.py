@@ -67,7 +67,8 @@ def ensure_process_group(device_type: str, world_size: int | None = None) -> Non
         return
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     if world_size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=GROUP_TIMEOUT)
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=GROUP_TIMEOUT)
     else:
         dist.init_process_group(backend, init_method="env://", timeout=GROUP_TIMEOUT)
 

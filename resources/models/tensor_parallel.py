@@ -41,7 +41,7 @@ def cut_over_tensor_ranks(model: PreTrainedModel, mesh: DeviceMesh) -> tuple[str
         plan[next(name for name, part in model.named_modules() if part is embedding)] = _EMBEDDING
     partial = [pattern for pattern, style in plan.items() if style == _PARTIAL_GRADIENT]
     apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if style != _PARTIAL_GRADIENT})
-    if is_tied:
+    if head is not None and is_tied:
         head.weight = embedding.weight
     return tuple(name for name, _ in model.named_parameters() if _matches(name, partial))
 

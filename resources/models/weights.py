@@ -85,4 +85,4 @@ def tensor_checksum(tensor: Tensor) -> int:
     True
     """
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(flat.numpy())
+    return zlib.crc32(flat.numpy())  # pyright: ignore[reportArgumentType]

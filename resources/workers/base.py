@@ -51,7 +51,7 @@ class Stopwatch:
 
     def __init__(self, rank: int, device: torch.device, clock: CommunicationClock) -> None:
         self.rank, self.device, self.clock = rank, device, clock
-        self.phases = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+        self.phases: dict[str, float] = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.facts: dict[str, float] = {}
         self.accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._start, self._cpu, self._communicated = time.monotonic(), time.process_time(), clock.seconds
