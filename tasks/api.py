@@ -4,8 +4,6 @@ import contextlib
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -26,12 +24,14 @@ from prefect.settings.context import get_current_settings
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs.training import PrefectConfig
+from resources.api_probe import probe_api
 from resources.prefect_server import PrefectServer
 from resources.prefect_supervisor import is_healthy
 
 REACH_SECONDS = 5.0
 """A server that is named but does not answer within this is refused."""
-PROBE_SECONDS = 30.0
+PROBE_SECONDS = 120.0
+"""A node that is busy needs seconds to start the process that asks."""
 
 
 class ApiUnreachableError(RuntimeError):
@@ -116,15 +116,6 @@ def wait_for_api(deadline_seconds: float, api_url: str | None = None) -> float:
     return time.monotonic() - begun
 
 
-def _probe(url: str) -> str | None:
-    """Runs on each node; None when the API answers there."""
-    try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5.0) as answer:
-            return None if answer.status == 200 else f"status {answer.status}"
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        return str(getattr(error, "reason", error))
-
-
 def check_from_nodes(api_url: str | None = None, deadline_seconds: float = PROBE_SECONDS) -> dict[str, str]:
     """Ask the API from every node of the cluster; returns node id -> IP.
 
@@ -132,7 +123,7 @@ def check_from_nodes(api_url: str | None = None, deadline_seconds: float = PROBE
     """
     url = api_url or _configured_url() or ""
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    probe = ray.remote(_probe)
+    probe = ray.remote(probe_api)
     asked: dict[Any, str] = {
         probe.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
