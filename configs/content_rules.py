@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from configs.layout import HYBRID_ROLES, duties, num_workers, placed
-from configs.problems import MISSING, Problem
+from configs.problems import MISSING, UNSAID, Problem
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -138,20 +138,39 @@ def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:
             rule = f"the student's is {student.vocab_size}, and tokens are compared one by one"
             path = f"teachers.{index}.model.shape.vocab_size"
             yield Problem(path, mine.vocab_size, rule, "use a teacher with the student's tokenizer")
-    yield from _teacher_pool(config, set(names))
+    yield from _every_source_has_one_teacher(config)
+    yield from _teacher_pool(config)
 
 
-def _teacher_pool(config: "RunConfig", names: set[str]) -> Iterator[Problem]:
-    for role, where in config.roles.items():
-        if where.teachers and role != "teacher":
-            yield Problem(f"roles.{role}.teachers", where.teachers, "only the teacher role has them", "remove it")
-        for name in sorted(set(where.teachers) - names):
-            yield Problem(f"roles.{role}.teachers", name, "no teacher has this name", f"teachers are {sorted(names)}")
-    if "teacher" in duties(config) and names:
-        workers = num_workers(config, "teacher")
-        if workers < len(names):
-            rule = f"{len(names)} teachers need a worker each"
-            yield Problem("roles.teacher.workers", workers, rule, f"raise it to at least {len(names)}")
+def _every_source_has_one_teacher(config: "RunConfig") -> Iterator[Problem]:
+    for source in config.data.sources if config.teachers else ():
+        found = [teacher.name for teacher in config.teachers if not teacher.sources or source.name in teacher.sources]
+        if len(found) != 1:
+            rule = f"source {source.name!r} is routed to {found}, and every row has exactly one teacher"
+            yield Problem("teachers", UNSAID, rule, "name each source in one teacher's sources")
+
+
+def _teacher_pool(config: "RunConfig") -> Iterator[Problem]:
+    if "teacher" not in duties(config) or not config.teachers:
+        return
+    if placed(config, "teacher").colocate == "fused":
+        rule = "each teacher has processes of its own"
+        yield Problem("roles.teacher.colocate", "fused", rule, "use shared, or split with a pool of its own")
+        return
+    workers, peers = num_workers(config, "teacher"), placed(config, "teacher").tensor_parallel
+    if workers < len(config.teachers) * peers:
+        rule = f"{len(config.teachers)} teachers need {peers} workers each"
+        yield Problem("roles.teacher.workers", workers, rule, f"raise it to at least {len(config.teachers) * peers}")
+        return
+    given = sum(teacher.workers or 0 for teacher in config.teachers)
+    takers = [teacher for teacher in config.teachers if teacher.workers is None]
+    if given + len(takers) * peers > workers or (not takers and given != workers):
+        rule = f"teachers ask for {given} workers and {len(takers)} teachers for a share, of {workers} in the role"
+        yield Problem("teachers", UNSAID, rule, "make teachers.*.workers add up to roles.teacher.workers")
+    for index, teacher in enumerate(config.teachers):
+        if teacher.workers is not None and teacher.workers % peers:
+            rule = f"roles.teacher.tensor_parallel is {peers} and must divide it"
+            yield Problem(f"teachers.{index}.workers", teacher.workers, rule, "use a multiple of it")
 
 
 def local_cluster_settings_act(config: "RunConfig") -> Iterator[Problem]:

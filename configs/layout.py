@@ -5,7 +5,7 @@ that what is checked, printed and started is the same.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from configs.pools import RoleConfig, RoleName
@@ -43,6 +43,8 @@ class ProcessGroup:
     """Accelerators each process asks of its bundle, in Ray's count; 0 for a process that needs none."""
     threads: int
     """Of torch and OpenMP in each process."""
+    part: str = ""
+    """Which of the role's models these processes hold: each teacher has processes of its own."""
 
     @property
     def workers(self) -> int:
@@ -98,7 +100,7 @@ def process_groups(config: "RunConfig") -> tuple[ProcessGroup, ...]:
         members.setdefault(key, []).append(role)
     if "advantage" not in config.roles:
         members["advantage"] = ["advantage"]
-    asks = [_ask(config, tuple(roles)) for roles in members.values()]
+    asks = [part for roles in members.values() for part in _parts(config, _ask(config, tuple(roles)))]
     return tuple(_group(config, ask, asks) for ask in asks)
 
 
@@ -130,6 +132,7 @@ class _Ask:
     fraction: float | None
     takes_accelerator: bool
     threads: int | None
+    part: str = ""
 
     @property
     def is_light(self) -> bool:
@@ -158,6 +161,34 @@ def _ask(config: "RunConfig", roles: tuple[RoleName, ...]) -> _Ask:
     )
 
 
+def _parts(config: "RunConfig", ask: _Ask) -> list[_Ask]:
+    """One ask a teacher, each with bundles of its own: the teacher pool is cut into contiguous sub-pools."""
+    if ask.roles != ("teacher",) or not config.teachers:
+        return [ask]
+    parts: list[_Ask] = []
+    start = 0
+    for teacher, size in zip(config.teachers, teacher_sizes(config, len(ask.bundles)), strict=True):
+        parts.append(replace(ask, part=teacher.name, bundles=ask.bundles[start : start + size]))
+        start += size
+    return parts
+
+
+def teacher_sizes(config: "RunConfig", workers: int) -> list[int]:
+    """Workers of each teacher, in the order of the config: what it asks for, or an equal share of what is left."""
+    peers = config.roles["teacher"].tensor_parallel
+    takers = sum(teacher.workers is None for teacher in config.teachers)
+    left = (workers - sum(teacher.workers or 0 for teacher in config.teachers)) // peers
+    sizes: list[int] = []
+    for teacher in config.teachers:
+        if teacher.workers is not None:
+            sizes.append(teacher.workers)
+            continue
+        share = -(-left // takers)
+        sizes.append(share * peers)
+        left, takers = left - share, takers - 1
+    return sizes
+
+
 def _group(config: "RunConfig", ask: _Ask, asks: list[_Ask]) -> ProcessGroup:
     pool = config.pools[ask.pool]
     neighbours = [other for other in asks if other.pool == ask.pool]
@@ -171,13 +202,14 @@ def _group(config: "RunConfig", ask: _Ask, asks: list[_Ask]) -> ProcessGroup:
     heavy = [other for other in neighbours if not other.is_light and set(other.bundles) & set(ask.bundles)]
     threads = 1 if ask.is_light else max(1, int(pool.cpus_per_bundle // max(1, len(heavy))))
     return ProcessGroup(
-        name="+".join(ask.roles),
+        name="+".join(ask.roles) + (f".{ask.part}" if ask.part else ""),
         pool=ask.pool,
         roles=ask.roles,
         bundles=ask.bundles,
         cpus=cut(cpus),
         accelerators=cut(cut(fraction) * pool.accelerators_per_bundle),
         threads=ask.threads or threads,
+        part=ask.part,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from configs.base import Config, Count, PositiveInts, Strings
+from configs.base import Config, Count, PositiveInts
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|TiB|B)?$")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -103,5 +103,3 @@ class RoleConfig(Config):
     """Import path `package.module:Class` of a worker class of your own."""
     tensor_parallel: Count = 1
     sequence_parallel: Count = 1
-    teachers: Strings = ()
-    """Only for the teacher role: which of `teachers` this sub-pool serves."""

@@ -201,7 +201,7 @@ def shares_fit_bundles(config: "RunConfig") -> Iterator[Problem]:
 
 
 def _given(config: "RunConfig", name: str) -> str:
-    shares = [where.fraction for role, where in config.roles.items() if role in name.split("+")]
+    shares = [where.fraction for role, where in config.roles.items() if role in name.partition(".")[0].split("+")]
     return next((f"{share:g}" for share in shares if share is not None), "(the rest)")
 
 

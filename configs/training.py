@@ -41,15 +41,21 @@ class TeacherConfig(Config):
     model: ModelConfig
     sources: Strings = ()
     """Data sources routed to it; all when empty."""
+    workers: Count | None = None
+    """Workers of this teacher, of the teacher role's; an equal share when left out."""
 
 
 class DistillationConfig(Config):
-    """On-policy distillation."""
+    """On-policy distillation: teachers score what the student sampled."""
 
     objective: Literal["reverse_kl_loss", "reverse_kl_reward", "forward_kl_top_k"] = "reverse_kl_reward"
+    """What the teacher's log-probs become: a reward of each token, a term of the loss, or a target distribution."""
     top_k: Count = 32
+    """Likeliest tokens of the teacher that `forward_kl_top_k` compares one by one; the rest is one cell."""
     coef: Annotated[float, Field(gt=0.0)] = 1.0
-    task_reward_weight: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the teacher's part."""
+    task_reward_weight: Annotated[float, Field(ge=0.0)] | None = None
+    """Weight of the task's advantages; 0 for algorithm `distillation` and 1 for all others when left out."""
 
 
 class SftConfig(Config):

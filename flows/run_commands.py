@@ -57,6 +57,7 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
 
 def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
     from flows.console import console_watcher
+    from flows.distillation import distillation
     from flows.ppo import ppo
     from tasks.api import RunCancelledError
     from tasks.session import REFUSALS
@@ -65,7 +66,8 @@ def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, 
     stack.enter_context(watching(stack.enter_context(console_watcher(config.name))))
     folder = Path(config.run_dir) / config.name if resume_from is None else resume_from
     try:
-        summary: dict[str, Any] = ppo(config, None if resume_from is None else str(resume_from))
+        flow = distillation if config.algorithm.name == "distillation" else ppo
+        summary: dict[str, Any] = flow(config, None if resume_from is None else str(resume_from))
     except (*REFUSALS, ConfigError) as error:
         return _refuse(str(error), as_json)
     except (KeyboardInterrupt, RunCancelledError):

@@ -20,8 +20,9 @@ class Column:
     """What one key of the batch holds."""
 
     dtype: torch.dtype
-    kind: Literal["row", "token", "bytes"]
-    """`row`: one value a row. `token`: one value a token of prompt + response. `bytes`: free length."""
+    kind: Literal["row", "token", "sampled", "bytes"]
+    """`row`: one value a row. `token`: one value a token of prompt + response. `sampled`: one vector a token of
+    `response_mask`, nothing for the others. `bytes`: free length."""
     meaning: str
 
 
@@ -41,8 +42,12 @@ COLUMNS: dict[str, Column] = {
     "old_log_probs": Column(dtype=torch.float32, kind="token", meaning="recomputed by the actor before any update"),
     "ref_log_probs": Column(dtype=torch.float32, kind="token", meaning="of the frozen reference"),
     "teacher_log_probs": Column(dtype=torch.float32, kind="token", meaning="of the teacher"),
+    "teacher_top_k_ids": Column(dtype=torch.int32, kind="sampled", meaning="the teacher's likeliest tokens, [K]"),
+    "teacher_top_k_log_probs": Column(dtype=torch.float16, kind="sampled", meaning="and their log-probs, [K]"),
     "entropy": Column(dtype=torch.float32, kind="token", meaning="of the policy before the update"),
     "scores": Column(dtype=torch.float32, kind="row", meaning="reward of a response; nan where it could not be scored"),
+    "grades": Column(dtype=torch.uint8, kind="bytes", meaning="UTF-8 JSON: score of each grader, null if it gave none"),
+    "baseline_scores": Column(dtype=torch.float32, kind="row", meaning="score of the greedy response to the prompt"),
     "token_rewards": Column(dtype=torch.float32, kind="token", meaning="scores placed on tokens, KL penalty included"),
     "values": Column(dtype=torch.float32, kind="token", meaning="critic's value of the prefix before the token"),
     "advantages": Column(dtype=torch.float32, kind="token", meaning="how much better than expected"),

@@ -25,6 +25,7 @@ WORKERS: dict[str, str] = {
     "reference": "resources.workers.reference:ReferenceWorker",
     "rollout": "resources.workers.rollout:RolloutWorker",
     "reward": "resources.workers.reward:RewardWorker",
+    "teacher": "resources.workers.teacher:TeacherWorker",
     "advantage": "resources.workers.compute:ComputeWorker",
     "demonstrations": "resources.workers.demonstrations:DemonstrationWorker",
 }
@@ -77,6 +78,13 @@ def _reward(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
     return {"args": (cast.config.reward, tokenizer_folder(cast), cast.graders)}
 
 
+def _teacher(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+    teacher = next(teacher for teacher in cast.config.teachers if teacher.name == group.part)
+    role = cast.config.roles["teacher"]
+    kwargs = {"student": cast.model, "threads": group.threads, "tensor_parallel": role.tensor_parallel}
+    return {"args": (teacher.model, cast.config.actor, cast.config.seed), "kwargs": kwargs}
+
+
 def tokenizer_folder(cast: Casting) -> str:
     """A folder with the policy's tokenizer; one is made for a model that is built or unpacked here."""
     model = cast.model
@@ -95,6 +103,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "reference": _trained("actor"),
     "rollout": _rollout,
     "reward": _reward,
+    "teacher": _teacher,
     "advantage": lambda cast, group: {"kwargs": {"threads": 1}},
     "demonstrations": lambda cast, group: {"args": (cast.model, cast.config.data), "kwargs": {}},
 }
@@ -105,6 +114,8 @@ NEEDS_NO_RENDEZVOUS = ("reward", "advantage")
 
 def duties_of(group: ProcessGroup) -> list[str]:
     """Duties of a group's processes, hybrids unfolded, the actor before those that read from it."""
+    if group.part:
+        return [f"{role}.{group.part}" for role in group.roles]
     return [duty for role in group.roles for duty in HYBRID_ROLES.get(role, (role,))]
 
 
@@ -140,7 +151,8 @@ def start_process_group(
 
 
 def worker_spec(casting: Casting, group: ProcessGroup, duty: str) -> WorkerSpec:
-    """How the workers of `duty` are made."""
+    """How the workers of `duty` are made; `teacher.NAME` is the duty of one teacher."""
+    kind = duty.partition(".")[0]
     role: RoleName = next((role for role in group.roles if duty in HYBRID_ROLES.get(role, (role,))), group.roles[0])
     placed = casting.config.roles.get(role)
     is_first = duty == duties_of(group)[0]  # only one of several fused roles claims the share of their process
@@ -148,8 +160,8 @@ def worker_spec(casting: Casting, group: ProcessGroup, duty: str) -> WorkerSpec:
     mesh = Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel) if placed is not None else Mesh()
     return WorkerSpec(
         role=duty,
-        worker=(placed.worker if placed is not None and placed.worker else None) or WORKERS[duty],
-        **ARGUMENTS[duty](casting, group),
+        worker=(placed.worker if placed is not None and placed.worker else None) or WORKERS[kind],
+        **ARGUMENTS[kind](casting, group),
         fraction=(group.accelerators / pool.accelerators_per_bundle if is_first else 0.0),
         cpus=group.cpus if is_first else 0.0,
         threads=group.threads,

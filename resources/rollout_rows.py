@@ -5,12 +5,13 @@ largest group of any source. They depend on nothing but the data position, so a 
 iterations share one. Greedy baseline rows are `-1 - ordinal`. The group id is the ordinal.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from resources.batch import make_shard, ragged_from_values
 from resources.engines.base import FinishReason, GenerationOutput, GenerationRequest
@@ -99,6 +100,13 @@ def shard_of(rows: Sequence[RolloutRow], outputs: Sequence[GenerationOutput], po
             "rollout_log_probs": ragged_from_values(torch.tensor(log_probs, dtype=torch.float32), lengths),
         }
     )
+
+
+def records_of(rows: TensorDictBase) -> list[dict[str, Any]]:
+    """What the column `record` says of each row: prompt, answer, source, index, extra."""
+    column = rows.get("record")
+    raw, ends = bytes(column.values().numpy()), column.offsets().tolist()
+    return [json.loads(raw[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
 
 
 def finished_row(row: RolloutRow, output: GenerationOutput) -> FinishedRow:

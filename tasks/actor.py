@@ -9,6 +9,12 @@ from tasks.stamp import Stamp
 from tasks.step import StepResult, step
 from tasks.training import train
 
+UPDATE_COLUMNS = (
+    "input_ids", "response_mask", "train_mask", "old_log_probs", "advantages", "rollout_log_probs", "ref_log_probs",
+    "teacher_log_probs", "teacher_top_k_ids", "teacher_top_k_log_probs", "correction_weights", "selected_mask",
+)  # fmt: skip
+"""All that any objective may read; the run's own reads `actor_columns`."""
+
 
 @step(role="actor", reads=("input_ids", "response_mask"), writes=("old_log_probs", "entropy"))
 def actor_log_probs(at: Stamp, batch: BatchHandle) -> StepResult:
@@ -17,7 +23,7 @@ def actor_log_probs(at: Stamp, batch: BatchHandle) -> StepResult:
     return call("actor", "compute_log_probs", host().read(batch), temperature, is_bulk=True).keep(at.batch_id)
 
 
-@step(role="actor", reads=("input_ids", "response_mask", "train_mask", "old_log_probs", "advantages"))
+@step(role="actor", reads=UPDATE_COLUMNS)
 def actor_update(at: Stamp, batches: list[BatchHandle]) -> StepResult:
     """Train the actor: PPO epochs of mini-batches of micro-batches."""
     config = host().config

@@ -24,6 +24,10 @@ from tasks.watchers import open_watchers
 @contextlib.contextmanager
 def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     """A new run, or the one in the folder `resume`; everything of it is gone from the cluster afterwards."""
+    if config.teachers:
+        from resources.teachers import check_teachers  # loads tokenizers, and so torch
+
+        check_teachers(config)
     config, directory = open_directory(config, None if resume is None else Path(resume))
     try:
         with open_session(config, directory) as run:

@@ -27,8 +27,10 @@ def shift_to_targets(x: Tensor) -> Tensor:
 
 
 def scatter_to_mask(values: Tensor, mask: Tensor) -> Tensor:
-    """Put `values` [N] at the N true positions of `mask` [B, T], 0 elsewhere; differentiable in `values`."""
-    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+    """Put `values` [N, ...] at the N true positions of `mask` [B, T], 0 elsewhere; differentiable in `values`."""
+    places = mask.reshape(*mask.shape, *[1] * (values.dim() - 1))
+    empty = torch.zeros((*mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
+    return empty.masked_scatter(places, values)
 
 
 def log_probs_from_logits(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -59,13 +61,13 @@ def chunked_log_probs(
     bias: Tensor | None = None,
     shape: HeadShape = HeadShape(),
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs [N] of `targets` [N] under softmax(hidden @ weight.T / temperature), and the entropies [N] if wanted.
+    """Log-probs of `targets` under softmax(hidden @ weight.T / temperature), and the entropies [N] if wanted.
 
     Args:
         hidden: [N, H], the states that predict the targets.
         weight: [V, H]; a DTensor cut along the vocabulary is used as it lies (tensor parallel), with two small
             reductions a chunk in place of gathering logits.
-        targets: [N] token ids.
+        targets: token ids, [N] or several at each state, [N, M].
         temperature: divides the logits.
         chunk_tokens: rows of logits alive at one time.
         with_entropy: also return entropies, differentiable.
@@ -73,15 +75,16 @@ def chunked_log_probs(
         shape: scaling and soft cap of the logits.
 
     Returns:
-        float32 log-probs, never above 0, and entropies or None.
+        float32 log-probs in the shape of `targets`, never above 0, and entropies or None.
     """
     parts = _vocabulary_parts(weight)
     local_weight = weight.to_local() if isinstance(weight, DTensor) else weight
     local_bias = bias.to_local() if isinstance(bias, DTensor) else bias
     options = _Options(temperature, chunk_tokens, with_entropy, shape, *parts)
     log_probs, entropy = _ChunkedLogProbs.apply(
-        hidden.to(local_weight.dtype), local_weight, local_bias, targets, options
+        hidden.to(local_weight.dtype), local_weight, local_bias, targets if targets.dim() > 1 else targets[:, None], options
     )
+    log_probs = log_probs.reshape(targets.shape)
     return log_probs, entropy if with_entropy else None
 
 
@@ -111,13 +114,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
     ) -> tuple[Tensor, Tensor]:
-        log_probs = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+        log_probs = hidden.new_empty(targets.shape, dtype=torch.float32)  # [N, M]
         entropy = hidden.new_zeros(hidden.shape[0] if options.with_entropy else 0, dtype=torch.float32)
-        normaliser = torch.empty_like(log_probs)
+        normaliser = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
         for rows in _chunks(hidden.shape[0], options.chunk_tokens):
             logits = _logits(hidden[rows], weight, bias, options)
             normaliser[rows] = _log_normaliser(logits, options)
-            log_probs[rows] = _of_targets(logits, targets[rows], options) - normaliser[rows]
+            log_probs[rows] = _of_targets(logits, targets[rows], options) - normaliser[rows, None]
             if options.with_entropy:
                 logits.sub_(normaliser[rows, None])  # log p
                 entropy[rows] = -_sum_over_ranks((logits.exp().mul_(logits)).sum(-1), options)
@@ -139,7 +142,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             # logits becomes d loss / d logits in place: g (1[target] - p) - h p (log p + H)
             log_p = logits.sub_(normaliser[rows, None])
             grad = _grad_of_entropy(log_p, entropy[rows], grad_entropy[rows]) if options.with_entropy else None
-            p = log_p.exp_().mul_(-grad_log_probs[rows, None])
+            p = log_p.exp_().mul_(-grad_log_probs[rows].sum(-1, keepdim=True))
             if grad is not None:
                 p.add_(grad)
             _add_at_targets(p, targets[rows], grad_log_probs[rows], options)
@@ -156,6 +159,27 @@ class _ChunkedLogProbs(torch.autograd.Function):
         if grad_hidden is not None and options.group is not None:
             dist.all_reduce(grad_hidden, group=options.group)
         return grad_hidden, grad_weight, grad_bias, None, None
+
+
+@torch.no_grad()
+def likeliest_tokens(
+    hidden: Tensor,
+    weight: Tensor,
+    count: int,
+    temperature: float = 1.0,
+    chunk_tokens: int = 1024,
+    bias: Tensor | None = None,
+    shape: HeadShape = HeadShape(),
+) -> tuple[Tensor, Tensor]:
+    """Ids [N, count] and log-probs [N, count] of the likeliest tokens at each of the states `hidden` [N, H]."""
+    options = _Options(temperature, chunk_tokens, False, shape, None, 0)
+    ids = torch.empty((hidden.shape[0], count), dtype=torch.int64, device=hidden.device)
+    log_probs = torch.empty((hidden.shape[0], count), dtype=torch.float32, device=hidden.device)
+    for rows in _chunks(hidden.shape[0], chunk_tokens):
+        logits = _logits(hidden[rows].to(weight.dtype), weight, bias, options)
+        top, ids[rows] = logits.topk(count, dim=-1)
+        log_probs[rows] = top - torch.logsumexp(logits, dim=-1, keepdim=True)
+    return ids, log_probs
 
 
 def _chunks(total: int, size: int) -> list[slice]:
@@ -190,9 +214,9 @@ def _log_normaliser(logits: Tensor, options: _Options) -> Tensor:
 
 def _of_targets(logits: Tensor, targets: Tensor, options: _Options) -> Tensor:
     if options.group is None:
-        return logits.gather(1, targets[:, None]).squeeze(1)
+        return logits.gather(1, targets)
     place, is_mine = _own_targets(targets, logits.shape[1], options)
-    chosen = torch.where(is_mine, logits.gather(1, place[:, None]).squeeze(1), 0.0)
+    chosen = torch.where(is_mine, logits.gather(1, place), 0.0)
     dist.all_reduce(chosen, group=options.group)
     return chosen
 
@@ -205,7 +229,7 @@ def _own_targets(targets: Tensor, size: int, options: _Options) -> tuple[Tensor,
 
 def _add_at_targets(grad: Tensor, targets: Tensor, amount: Tensor, options: _Options) -> None:
     place, is_mine = _own_targets(targets, grad.shape[1], options)
-    grad.scatter_add_(1, place[:, None], torch.where(is_mine, amount, 0.0)[:, None])
+    grad.scatter_add_(1, place, torch.where(is_mine, amount, 0.0))
 
 
 def _sum_over_ranks(x: Tensor, options: _Options) -> Tensor:

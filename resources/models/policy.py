@@ -5,10 +5,18 @@ It is one module, so that sharding wraps trunk and head together and all of it r
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from resources.models.causal_lm import ModelError
-from resources.models.log_probs import HeadShape, chunked_log_probs, head_of, scatter_to_mask, shift_to_targets
+from resources.models.log_probs import (
+    HeadShape,
+    chunked_log_probs,
+    head_of,
+    likeliest_tokens,
+    scatter_to_mask,
+    shift_to_targets,
+)
 from resources.models.sequence_parallel import SequenceRanks
 
 _PROBE_TOLERANCE = 1e-3
@@ -43,7 +51,9 @@ class PolicyModel(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        candidates: Tensor | None = None,
+        top_k: int | None = None,
+    ) -> tuple[Tensor, ...]:
         """Log-probs of the tokens where `mask` holds, 0 elsewhere.
 
         Args:
@@ -52,10 +62,24 @@ class PolicyModel(nn.Module):
             temperature: of the sampling distribution.
             with_entropy: also return [B, T] entropies.
             position_ids: [B, T], only for rows that hold several sequences, each starting at position 0.
+            candidates: [B, T, K] token ids; at each position, tokens that might have stood there.
+            top_k: give the K likeliest tokens of each position where `mask` holds.
 
         Returns:
-            float32 log-probs [B, T], and entropies or None.
+            float32 log-probs [B, T], entropies or None, and
+            with `candidates` the log-probs [B, T, K] of these tokens,
+            with `top_k` ids [N, K] and log-probs [N, K] of the N masked positions, row by row.
+
+        Raises:
+            ModelError: `candidates` or `top_k` of a sequence or a vocabulary that is spread over ranks.
         """
+        if (candidates is not None or top_k is not None) and (
+            self.sequence is not None or isinstance(head_of(self.lm).weight, DTensor)
+        ):
+            raise ModelError(
+                "several tokens a position are scored on whole sequences and a whole vocabulary; set tensor_parallel "
+                "and sequence_parallel of this role to 1"
+            )
         # At each state: the token that comes next, and whether it is wanted.
         next_ids, next_mask = _following(input_ids), _following(mask)
         if self.sequence is not None:
@@ -63,20 +87,32 @@ class PolicyModel(nn.Module):
             input_ids, next_ids, next_mask = (self.sequence.own(x) for x in (input_ids, next_ids, next_mask))
         hidden = self.trunk(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         head = head_of(self.lm)
+        states, targets = hidden[next_mask], next_ids[next_mask]  # [N, H], [N]
+        if candidates is not None:
+            targets = torch.cat([targets[:, None], _following(candidates)[next_mask]], dim=1)  # [N, 1 + K]
         log_probs, entropy = chunked_log_probs(
-            hidden[next_mask],  # [N, H]
+            states,
             head.weight,
-            next_ids[next_mask],
+            targets,
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             bias=head.bias,
             shape=self.head_shape,
         )
-        return self._at_targets(log_probs, next_mask), None if entropy is None else self._at_targets(entropy, next_mask)
+        entropies = None if entropy is None else self._at_targets(entropy, next_mask)
+        if top_k is not None:
+            likeliest = likeliest_tokens(
+                states, head.weight, top_k, temperature, self.chunk_tokens, head.bias, self.head_shape
+            )
+            return self._at_targets(log_probs, next_mask), entropies, *likeliest
+        if candidates is None:
+            return self._at_targets(log_probs, next_mask), entropies
+        placed = self._at_targets(log_probs, next_mask)  # [B, T, 1 + K]
+        return placed[..., 0], entropies, placed[..., 1:]
 
     def _at_targets(self, values: Tensor, next_mask: Tensor) -> Tensor:
-        """Values [N] of wanted states -> [B, T] at the tokens they speak of."""
+        """Values [N, ...] of wanted states -> [B, T, ...] at the tokens they speak of."""
         states = scatter_to_mask(values, next_mask)
         return shift_to_targets(states if self.sequence is None else self.sequence.gather(states))
 

@@ -93,8 +93,12 @@ class ActorWorker(SendsWeights, TrainedWorker):
     ) -> tuple[Tensor, Mapping[str, Tensor], Movement | None]:
         mask = batch["response_mask"].clone()
         mask[:, 0] = False  # nothing predicts the first token
-        log_probs, entropy = self.module(batch["input_ids"], mask, **options)
-        loss, metrics = loss_fn(log_probs, entropy, batch)
+        candidates = batch.get("teacher_top_k_ids")
+        if candidates is not None:
+            options = {**options, "candidates": candidates.long()}
+        log_probs, entropy, *more = self.module(batch["input_ids"], mask, **options)
+        columns = {**batch, "top_k_log_probs": more[0]} if more else batch
+        loss, metrics = loss_fn(log_probs, entropy, columns)
         moved = movement_of(log_probs, batch["old_log_probs"], mask) if "old_log_probs" in batch else None
         # The zero keeps every parameter in the graph, and with it every collective, whatever the loss looks at.
         return loss + 0.0 * log_probs.sum(), metrics, moved

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from resources.batch import COLUMNS, make_shard, row_lengths, to_padded, to_ragged
 
+SAMPLED_COLUMNS = frozenset(name for name, column in COLUMNS.items() if column.kind == "sampled")
+
 
 def pad_rows(rows: TensorDictBase, multiple: int = 1) -> dict[str, Tensor]:
     """Token columns as [B, T] with T the longest row (rounded up to `multiple`), row columns as [B]; bytes stay behind.
@@ -24,7 +26,16 @@ def pad_rows(rows: TensorDictBase, multiple: int = 1) -> dict[str, Tensor]:
             padded[name] = column
         elif name not in COLUMNS or COLUMNS[name].kind == "token":
             padded[name] = to_padded(column, width)
+    for name in sorted(set(rows.keys()) & SAMPLED_COLUMNS):
+        padded[name] = _spread(rows.get(name), padded["response_mask"])
     return _with_masks(padded)
+
+
+def _spread(column: Tensor, sampled: Tensor) -> Tensor:
+    """Vectors of the sampled tokens, [N, K] in row order, to [B, T, K]; 0 elsewhere."""
+    spread = torch.zeros((*sampled.shape, column.values().shape[-1]), dtype=column.dtype)
+    spread[sampled] = column.values()
+    return spread
 
 
 def stand_in(rows: TensorDictBase, width: int) -> dict[str, Tensor]:
@@ -36,6 +47,8 @@ def stand_in(rows: TensorDictBase, width: int) -> dict[str, Tensor]:
             padded[name] = torch.zeros((1, *column.shape[1:]), dtype=column.dtype)
         elif name not in COLUMNS or COLUMNS[name].kind == "token":
             padded[name] = torch.zeros((1, width), dtype=column.dtype)
+        elif name in SAMPLED_COLUMNS:
+            padded[name] = torch.zeros((1, width, column.values().shape[-1]), dtype=column.dtype)
     return _with_masks(padded)
 
 

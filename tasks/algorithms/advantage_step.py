@@ -60,6 +60,7 @@ def estimate_advantages(
     kl_estimator: str = "k1",
     pass_k: int = 1,
     bootstrap_truncated: bool = False,
+    task_weight: float = 1.0,
     teacher_coef: float = 0.0,
     correction: str = "off",
     correction_lower: float = 0.0,
@@ -72,7 +73,8 @@ def estimate_advantages(
     Reads the columns that `columns_read` names, padded to [B, T] or one number a row, [B]; `scores` is nan where a row
     is unscorable. Where `ref_log_probs` is there, the KL to the reference is measured; `kl_in_reward` subtracts
     kl_coef * KL from the rewards of tokens, and for estimators of whole responses from the score. `rollout_ids`, when
-    there, gives one vote per rollout. `teacher_coef` adds the teacher's advantages of tokens to those of the task.
+    there, gives one vote per rollout. The estimator's advantages are multiplied by `task_weight`, and `teacher_coef`
+    adds the teacher's advantages of tokens to them.
 
     Returns:
         new columns [B, T]: `token_rewards`, `advantages`, `train_mask` (sampled tokens of scorable rows that the
@@ -108,14 +110,23 @@ def estimate_advantages(
         metrics |= _critic_metrics(columns["values"], returns, rewards.mask)
     if whiten_advantages:
         advantages = whiten(advantages, new["train_mask"])
-    if teacher_coef != 0.0:
-        pull = teacher_advantages(columns["old_log_probs"], columns["teacher_log_probs"], rewards.mask)
-        advantages = advantages + teacher_coef * pull
+    advantages, taught = _with_teacher(task_weight * advantages, columns, rewards.mask, teacher_coef)
+    metrics |= taught
     new["advantages"] = zero_masked(advantages, new["train_mask"])
     _refuse("advantages", ~new["advantages"].isfinite(), "is not finite")
     if estimator in ("clip_cov", "kl_cov"):
         new["selected_mask"] = _select_tokens(columns, new, estimator, covariance_fraction, seed)
     return new, metrics | mean_metric("advantage/magnitude", new["advantages"].abs(), new["train_mask"])
+
+
+def _with_teacher(
+    advantages: Tensor, columns: Mapping[str, Tensor], mask: Tensor, teacher_coef: float
+) -> tuple[Tensor, Metrics]:
+    """The task's advantages with the teacher's added, and how far apart student and teacher are."""
+    if "teacher_log_probs" not in columns:
+        return advantages, {}
+    pull = teacher_advantages(columns["old_log_probs"], columns["teacher_log_probs"], mask)
+    return advantages + teacher_coef * pull, mean_metric("teacher/reverse_kl", -pull, mask)
 
 
 def _check_columns(columns: Mapping[str, Tensor], needed: tuple[str, ...]) -> None:

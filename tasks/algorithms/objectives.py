@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tasks.algorithms.diagnostics import COUNT, Metrics, mean_metric, policy_movement, sample_entropy
-from tasks.algorithms.distillation import reverse_kl_losses
+from tasks.algorithms.distillation import forward_kl_top_k, reverse_kl_losses
 from tasks.algorithms.kl import kl_per_token
 from tasks.algorithms.losses import aggregate_loss, value_losses
 from tasks.algorithms.masking import zero_masked
@@ -46,12 +46,14 @@ def actor_objective(
     kl_coef: float = 0.0,
     kl_estimator: str = "k3",
     teacher_kl_coef: float = 0.0,
+    top_k_kl_coef: float = 0.0,
     max_response_length: int | None = None,
     **knobs: float | None,
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Loss of the actor on a micro-batch.
 
         L = agg(w l) - entropy_coef agg(H) + kl_coef agg(KL to reference) + teacher_kl_coef agg(KL to teacher)
+            + top_k_kl_coef agg(KL from teacher, over its top k)
 
     l is the policy loss of the algorithm named by `policy_loss` with its own `knobs`, w the column
     `correction_weights` (1 where the batch has none), agg one of `losses.AGGREGATIONS`. All of it runs over
@@ -86,6 +88,10 @@ def actor_objective(
         kl = reverse_kl_losses(log_probs, td["teacher_log_probs"], mask)
         metrics |= mean_metric("actor/teacher_kl", kl, mask)
         loss = loss + teacher_kl_coef * aggregate(kl)
+    if top_k_kl_coef:
+        kl = forward_kl_top_k(td["top_k_log_probs"], td["teacher_top_k_log_probs"].float(), mask)
+        metrics |= mean_metric("actor/teacher_forward_kl", kl, mask)
+        loss = loss + top_k_kl_coef * aggregate(kl)
     metrics |= policy_movement(log_probs - td["old_log_probs"], mask) | sample_entropy(log_probs, mask)
     return loss, metrics | _step_metric("actor/loss", loss, td)
 

@@ -1,0 +1,62 @@
+"""On-policy distillation: the training flow, and one subflow an iteration.
+
+    rollout -> {teachers, reward, actor log-probs} -> advantage -> actor update -> weight sync -> {validation, checkpoint}
+
+The student samples, teachers score its own samples, each those of its data sources. The reward step only measures
+unless `distillation.task_reward_weight` gives it a part. To add a teacher to another algorithm use flows/ppo.py.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # Prefect loads this file by path
+
+from prefect import flow
+
+from configs.run import RunConfig
+from flows.ppo import preparation
+from flows.sft import sft
+from tasks.actor import actor_log_probs, actor_update
+from tasks.advantage import advantage
+from tasks.checkpoint import checkpoint
+from tasks.commit import commit, finish
+from tasks.prepare import open_run, prepare, warm_up
+from tasks.recovery import recovering
+from tasks.reward import reward
+from tasks.rollout import rollout
+from tasks.runner import PoolTaskRunner
+from tasks.session import current_session
+from tasks.subflow import iteration_run_name
+from tasks.teacher import teacher
+from tasks.validation import validation
+from tasks.weights import weight_sync
+
+
+@flow(name="distillation", flow_run_name="{config.name}")
+def distillation(config: RunConfig, resume: str | None = None) -> dict[str, Any]:
+    """Teach until `config.iterations` are done. `resume`: the folder of a run to go on with; its own config counts."""
+    with open_run(config, resume) as run:
+        warm_up(run, sft)
+        prepare(run, preparation)
+        while not run.is_finished:
+            with recovering(run):
+                commit(run, run.call(lesson))
+        return finish(run)
+
+
+@flow(name="iteration", flow_run_name=iteration_run_name, task_runner=PoolTaskRunner())
+def lesson(iteration: int, attempt: int) -> Any:
+    """One iteration."""
+    run, at = current_session(), current_session().stamp()
+    batch = run.take_rollout(at) or rollout.submit(at, at.policy_version)
+    ahead = [rollout.submit(later, at.policy_version) for later in run.rollouts_ahead(at)]
+
+    scored = [teacher.submit(at, batch), reward.submit(at, batch), actor_log_probs.submit(at, batch)]
+    estimated = advantage.submit(at, [batch, *scored])
+    updated = actor_update.submit(at, [batch, *scored, estimated])
+    synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[updated, *ahead])
+
+    tail = [validation.submit(at, at.policy_version + 1, wait_for=[synced])] if run.should_validate else []
+    tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced])] if run.should_save else []
+    return run.gather(at, [batch, *scored, estimated, updated, synced, *tail], ahead)
