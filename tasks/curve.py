@@ -72,9 +72,10 @@ def _grid(low: float, high: float, last: int) -> str:
         y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - step / 4)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e5e5"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#555555">{value:.3g}</text>')
-    for step in range(5):
-        x = LEFT + (WIDTH - LEFT - RIGHT) * step / 4
-        number = round(last * step / 4)
+    ticks = min(4, last)
+    for step in range(ticks + 1):
+        number = round(last * step / ticks)
+        x = LEFT + (WIDTH - LEFT - RIGHT) * number / last
         parts.append(
             f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle" fill="#555555">{number}</text>'
         )
