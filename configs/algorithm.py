@@ -34,11 +34,14 @@ class CorrectionConfig(Config):
     mode: Literal[
         "off", "token-truncate", "sequence-truncate", "geometric-truncate", "icepop",
         "reject-k1", "reject-k2", "reject-k3",
-    ] = "off"  # fmt: skip
+    ] | None = None  # fmt: skip
+    """None: `token-truncate` where rollouts run ahead of the update (async_depth), else off."""
     lower: Annotated[float, Field(ge=0.0)] = 0.0
     """Smallest weight kept (icepop) or smallest statistic kept (reject)."""
     upper: Annotated[float, Field(gt=0.0)] = 2.0
     """Largest weight (truncate, icepop) or largest statistic kept (reject)."""
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    """Rows sampled more policy versions than this before the update are left out of it; none when left out."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> "CorrectionConfig":

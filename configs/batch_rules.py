@@ -132,6 +132,19 @@ def dynamic_sampling_has_groups(config: "RunConfig") -> Iterator[Problem]:
         yield Problem("algorithm.dynamic_sampling.enabled", True, rule, "turn it off, or use a group algorithm")
 
 
+def scoring_under_the_rollout_acts(config: "RunConfig") -> Iterator[Problem]:
+    """What is scored while it is sampled has no place for a scale that is known only after the batch."""
+    is_refilled = config.algorithm.resolved().dynamic_sampling
+    if config.reward.normalise and (is_refilled or config.algorithm.name == "remax"):
+        what = "dynamic sampling compares" if is_refilled else "remax's baseline takes"
+        rule = f"{what} scores while sampling, before the running deviation of the batch is known"
+        yield Problem("reward.normalise", True, rule, "set it to false; the estimator is free of the scores' scale")
+    if config.async_depth and (is_refilled or config.data.curriculum != "none"):
+        why = "dynamic sampling is on" if is_refilled else "data.curriculum is skip_solved"
+        rule = f"{why}, so where the next rollout's prompts begin is known only when this one's are scored"
+        yield Problem("async_depth", config.async_depth, rule, "set it to 0, or turn the other off")
+
+
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     groups_have_siblings,
     mini_batches_divide_the_rows,
@@ -140,4 +153,5 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     kl_settings_act,
     critic_settings_act,
     dynamic_sampling_has_groups,
+    scoring_under_the_rollout_acts,
 )

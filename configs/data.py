@@ -52,6 +52,8 @@ class DataConfig(Config):
     system_prompt: str | None = None
     curriculum: Literal["none", "skip_solved"] = "none"
     """`skip_solved` leaves out prompts that were fully solved in their last visit; the state is checkpointed."""
+    solved_score: float = 1.0
+    """A prompt is solved when each of its responses scores at least this."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> "DataConfig":

@@ -66,6 +66,17 @@ class RunConfig(Config):
         return self
 
     @property
+    def correction_mode(self) -> str:
+        """`algorithm.correction.mode`, or what a run that samples ahead takes when it is left out.
+
+        Decoupled PPO weighs its loss towards the policy that sampled, so it needs no further correction.
+        """
+        asked = self.algorithm.correction.mode
+        if asked is not None:
+            return asked
+        return "token-truncate" if self.async_depth and self.algorithm.name != "decoupled_ppo" else "off"
+
+    @property
     def rows_per_iteration(self) -> int:
         """B = P * G, before a source's own group size is counted."""
         return self.data.prompts_per_iteration * self.rollout.group_size

@@ -23,7 +23,7 @@ from tasks.commit import commit, finish
 from tasks.critic import critic_update, critic_values
 from tasks.prepare import open_run, prepare, warm_up
 from tasks.recovery import recovering
-from tasks.reference import reference
+from tasks.reference import adapter_reference, reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.runner import PoolTaskRunner
@@ -59,11 +59,12 @@ def preparation() -> Any:
 def iteration(iteration: int, attempt: int) -> Any:
     """One iteration: every step is submitted as its inputs allow, siblings side by side."""
     run, at = current_session(), current_session().stamp()
-    batch = run.take_rollout(at) or rollout.submit(at, at.policy_version)
+    batch = run.take_rollout(at) or rollout.submit(at, at.policy_version, run.solved)
     ahead = [rollout.submit(later, at.policy_version) for later in run.rollouts_ahead(at)]
 
     scored = [reward.submit(at, batch), actor_log_probs.submit(at, batch)]
     scored += [reference.submit(at, batch)] if run.needs("reference") else []
+    scored += [adapter_reference.submit(at, batch)] if run.has_adapter_reference else []
     scored += [critic_values.submit(at, batch)] if run.needs("critic") else []
     estimated = advantage.submit(at, [batch, *scored])
 

@@ -140,17 +140,18 @@ class PromptSource:
 
         Args:
             epoch: which pass; 0 is the first.
-            start: position in it, up to `num_rows` (which is the next epoch's beginning).
+            start: position in it; beyond `num_rows` it counts on into the next epochs.
             count: prompts wanted.
             skip: keys of prompts to leave out (curriculum); the position then advances further than `count`.
 
         Raises:
-            PromptError: for a position outside the epoch, or when everything is skipped.
+            PromptError: for a negative position, or when everything is skipped.
         """
-        if epoch < 0 or not 0 <= start <= self.num_rows:
+        if epoch < 0 or start < 0:
             raise PromptError(
-                f"position (epoch {epoch}, start {start}) does not exist; an epoch has {self.num_rows} rows"
+                f"position (epoch {epoch}, start {start}) does not exist; epochs and positions count from 0"
             )
+        epoch, start = epoch + start // self.num_rows, start % self.num_rows
         prompts: list[Prompt] = []
         since_last = 0
         while len(prompts) < count:

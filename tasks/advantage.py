@@ -2,11 +2,12 @@
 
 from functools import partial
 
+from configs.run import RunConfig
 from resources.seeding import stream_seed
 from resources.store import BatchHandle
 from tasks.host import host
 from tasks.objectives_of import advantage_columns, advantage_function
-from tasks.on_rows import advantages_of_rows
+from tasks.on_rows import Shaping, advantages_of_rows
 from tasks.replies import call
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
@@ -24,13 +25,28 @@ ADVANTAGE_COLUMNS = ("token_rewards", "advantages", "returns", "train_mask", "co
         "rollout_log_probs",
         "ref_log_probs",
         "finish_reasons",
+        "response_lengths",
+        "policy_versions",
+        "baseline_scores",
     ),
     writes=ADVANTAGE_COLUMNS,
 )
 def advantage(at: Stamp, batches: list[BatchHandle]) -> StepResult:
     """Add `token_rewards`, `advantages`, `train_mask`, and `returns` where there is a critic."""
     config = host().config
-    rows = host().read(*batches, columns=advantage_columns(config))
+    shaping = shaping_of(config, at)
+    lengths = ("response_lengths",) if shaping.overlong is not None else ()
+    rows = host().read(*batches, columns=(*advantage_columns(config), "policy_versions", *lengths))
     estimator = advantage_function(config, at.kl_coef, stream_seed(config.seed, "advantage", at.iteration))
-    fn = partial(advantages_of_rows, estimator=estimator)
+    fn = partial(advantages_of_rows, estimator=estimator, shaping=shaping)
     return call("advantage", "apply", fn, rows, is_bulk=True).keep(at.batch_id)
+
+
+def shaping_of(config: RunConfig, at: Stamp) -> Shaping:
+    """The over-long penalty and the bound on staleness, as numbers."""
+    overlong = config.algorithm.overlong
+    return Shaping(
+        overlong=None if overlong is None else (overlong.max_length, overlong.buffer, overlong.factor),
+        policy_version=at.policy_version,
+        max_staleness=config.algorithm.correction.max_staleness,
+    )

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from resources.curriculum import curriculum_after
 from resources.telemetry.live import IterationView, view_iteration
 from tasks.outcome import Outcome
 from tasks.recovery import keep_snapshot
@@ -22,7 +23,10 @@ def commit(run: Session, outcome: Outcome) -> None:
     run.state = run.state.after(
         position=outcome.facts["rollout"]["next_position"],
         kl_coef=next_kl_coef(run.config, at.kl_coef, outcome.metrics),
-        parts={name: facts["state"] for name, facts in outcome.facts.items() if "state" in facts},
+        parts={
+            **{name: facts["state"] for name, facts in outcome.facts.items() if "state" in facts},
+            **curriculum_after(run.state.parts, outcome.facts),
+        },
     )
     view = _view(outcome)
     line = {

@@ -78,7 +78,7 @@ def actor_columns(config: RunConfig) -> tuple[str, ...]:
     names = [*ACTOR_COLUMNS, *LOSS_COLUMNS.get(algorithm.name, ())]
     if algorithm.kl_coef and algorithm.kl_place == "loss":
         names.append("ref_log_probs")
-    if config.algorithm.correction.mode != "off":
+    if config.correction_mode != "off":
         names.append("correction_weights")
     if config.distillation is not None and config.distillation.objective == "reverse_kl_loss":
         names.append("teacher_log_probs")
@@ -93,7 +93,7 @@ def _advantage_settings(config: RunConfig) -> dict[str, Any]:
     return {
         "estimator": algorithm.name,
         "kl_in_reward": algorithm.kl_place == "reward" and algorithm.kl_coef > 0,
-        "correction": config.algorithm.correction.mode,
+        "correction": config.correction_mode,
         "teacher_coef": distillation.coef if mixes_teacher and distillation is not None else 0.0,
     }
 

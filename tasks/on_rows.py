@@ -1,12 +1,16 @@
 """Functions of ragged rows around the pure algorithms. They travel to workers, so nothing here imports Prefect."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from resources.batch import COLUMNS, make_shard, row_lengths, to_padded, to_ragged
+from tasks.algorithms.diagnostics import COUNT, mean_metric
+from tasks.algorithms.masking import zero_masked
+from tasks.algorithms.token_rewards import overlong_penalty
 
 Estimator = Callable[[Mapping[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor]]]
 
@@ -24,7 +28,21 @@ def padded_columns(rows: TensorDictBase, names: Sequence[str] | None = None) -> 
     return padded
 
 
-def advantages_of_rows(rows: TensorDictBase, *, estimator: Estimator) -> tuple[dict[str, float], TensorDict]:
+@dataclass(frozen=True, kw_only=True)
+class Shaping:
+    """What happens to scores before the estimator and to rows after it."""
+
+    overlong: tuple[int, int, float] | None = None
+    """DAPO's penalty: (max_length, buffer, factor)."""
+    policy_version: int = 0
+    """Of the policy that is about to be updated."""
+    max_staleness: int | None = None
+    """Rows sampled more versions ago are not trained on."""
+
+
+def advantages_of_rows(
+    rows: TensorDictBase, *, estimator: Estimator, shaping: Shaping | None = None
+) -> tuple[dict[str, float], TensorDict]:
     """Run the estimator on the whole rollout batch; returns metrics as sums and the new ragged columns.
 
     Rows are put in the order of their ids first, so that sums are the same bits whichever worker, pool or
@@ -33,9 +51,60 @@ def advantages_of_rows(rows: TensorDictBase, *, estimator: Estimator) -> tuple[d
     order = torch.argsort(rows["row_ids"])
     padded = {name: column[order] for name, column in padded_columns(rows).items()}
     lengths = row_lengths(rows.get("response_mask"))[order]
-    columns, metrics = estimator(padded)
+    if "baseline_scores" in padded:
+        padded = _without_lost_baselines(padded)
+    if shaping is None:
+        columns, metrics = estimator(padded)
+    else:
+        padded, penalty = _penalised(padded, shaping)
+        columns, metrics = estimator(padded)
+        columns, age = _fresh(columns, padded, shaping)
+        # The reward step has told the mean of the graders' scores; this one has the penalty in it.
+        metrics = {_PENALISED.get(name, name) if penalty else name: value for name, value in metrics.items()}
+        metrics |= penalty | age
     shard = {"row_ids": padded["row_ids"], **{name: to_ragged(column, lengths) for name, column in columns.items()}}
     return {name: float(value) for name, value in metrics.items()}, make_shard(shard)
+
+
+_PENALISED = {"reward/score_mean": "reward/penalised_score_mean"}
+_PENALISED |= {name + COUNT: new + COUNT for name, new in _PENALISED.items()}
+
+
+def _without_lost_baselines(padded: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A row whose greedy baseline could not be scored has nothing to be compared with: it is unscorable."""
+    is_lost = padded["baseline_scores"].isnan()
+    scores = padded["scores"].masked_fill(is_lost, torch.nan)
+    return {**padded, "scores": scores, "baseline_scores": padded["baseline_scores"].masked_fill(is_lost, 0.0)}
+
+
+def _penalised(padded: dict[str, Tensor], shaping: Shaping) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    if shaping.overlong is None:
+        return padded, {}
+    max_length, buffer, factor = shaping.overlong
+    penalty = overlong_penalty(padded["response_lengths"], max_length=max_length, buffer=buffer, factor=factor)
+    every_row = torch.ones_like(penalty, dtype=torch.bool)
+    metrics = mean_metric("reward/overlong_penalty", penalty, every_row)
+    return {**padded, "scores": padded["scores"] + penalty.to(padded["scores"].dtype)}, metrics
+
+
+def _fresh(
+    columns: dict[str, Tensor], padded: Mapping[str, Tensor], shaping: Shaping
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Leave rows that are too old out of the update; how old the rows are becomes a metric."""
+    age = (shaping.policy_version - padded["policy_versions"]).float()
+    every_row = torch.ones_like(age, dtype=torch.bool)
+    metrics = mean_metric("rollout/staleness", age, every_row)
+    if age.numel():
+        metrics["rollout/staleness/max"] = age.max()
+    if shaping.max_staleness is None:
+        return columns, metrics
+    is_fresh = (age <= shaping.max_staleness)[:, None]
+    metrics["rollout/stale_rows"] = (~is_fresh).sum().float()
+    kept = {
+        "train_mask": columns["train_mask"] & is_fresh,
+        "advantages": zero_masked(columns["advantages"], is_fresh.expand_as(columns["advantages"])),
+    }
+    return {**columns, **kept}, metrics
 
 
 def update_facts(rows: TensorDictBase) -> tuple[list[int], list[int], list[int]]:

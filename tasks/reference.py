@@ -13,3 +13,11 @@ def reference(at: Stamp, batch: BatchHandle) -> StepResult:
     temperature = host().config.rollout.sampling.temperature
     rows = host().read(batch)
     return call("reference", "score", rows, temperature=temperature, is_bulk=True).keep(at.batch_id)
+
+
+@step(role="actor", reads=("input_ids", "response_mask"), writes=("ref_log_probs",))
+def adapter_reference(at: Stamp, batch: BatchHandle) -> StepResult:
+    """Add `ref_log_probs` of a LoRA run: the actor scores with its adapters off, and no second model is held."""
+    temperature = host().config.rollout.sampling.temperature
+    rows = host().read(batch)
+    return call("actor", "score_reference", rows, temperature=temperature, is_bulk=True).keep(at.batch_id)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from resources.curriculum import solved_in
+from resources.curriculum import solved_in
 from resources.reward_scores import Moments
 from resources.rows import Rows, ShardRef
 from resources.splitting import split_sizes
@@ -20,6 +21,8 @@ from tasks.step import StepResult, step
 
 REWARD_COLUMNS = ("record", "input_ids", "response_mask", "finish_reasons", "response_lengths")
 """What a reward worker reads."""
+SHARE_OF_DEADLINE = 0.9
+"""Of a call's deadline; what is not graded by then is unscorable, before the call itself counts as lost."""
 
 
 class NothingScoredError(RuntimeError):
@@ -56,7 +59,8 @@ def reward(at: Stamp, batch: BatchHandle) -> StepResult:
 
 def score_rows(rows: Rows, batch_id: str, *, is_validation: bool = False) -> Replies:
     """Let the reward workers score these rows, which hold REWARD_COLUMNS; reward models go first."""
-    return call("reward", "score", batch_id, rows, model_scores(rows), is_validation, is_bulk=True)
+    deadline = SHARE_OF_DEADLINE * host().config.recovery.call_deadline_seconds
+    return call("reward", "score", batch_id, rows, model_scores(rows), is_validation, deadline, is_bulk=True)
 
 
 def model_scores(rows: Rows) -> dict[str, Rows] | None:

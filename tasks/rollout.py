@@ -1,7 +1,8 @@
 """The rollout step: the engines read their prompts and sample responses."""
 
+from resources.curriculum import decode_solved
+from tasks.dynamic_sampling import baseline_shards, sample, sample_until_full
 from tasks.host import host
-from tasks.replies import call
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
 
@@ -9,24 +10,30 @@ ROLLOUT_COLUMNS = (
     "prompt_lengths", "response_lengths", "finish_reasons", "policy_versions", "record", "input_ids", "response_mask",
     "rollout_log_probs",
 )  # fmt: skip
+SCORED_COLUMNS = ("scores", "grades", "baseline_scores")
+"""Added here only where scores decide what is sampled: dynamic sampling, and ReMax's baseline."""
 
 
-@step(role="rollout", writes=ROLLOUT_COLUMNS)
-def rollout(at: Stamp, policy_version: int) -> StepResult:
+@step(role="rollout", writes=(*ROLLOUT_COLUMNS, *SCORED_COLUMNS))
+def rollout(at: Stamp, policy_version: int, solved: str = "") -> StepResult:
     """Sample the responses of an iteration; adds ROLLOUT_COLUMNS.
 
-    Nothing but numbers comes in: which prompts they are is read by the engines themselves.
+    Nothing but numbers comes in: which prompts they are is read by the engines themselves. `solved` names the prompts
+    that the curriculum leaves out. Raises NoSignalError, see `sample_until_full`.
     """
     config = host().config
-    replies = call(
-        "rollout",
-        "sample",
-        at.epoch,
-        at.start,
-        at.count,
-        config.rollout.group_size,
-        at.iteration,
-        policy_version,
-        is_bulk=True,
+    skip = sorted(decode_solved(solved))
+    if config.algorithm.resolved().dynamic_sampling:
+        return sample_until_full(at, policy_version, skip)
+    replies = sample(at.epoch, at.start, at.count, at.iteration, policy_version, skip)
+    result = replies.keep(at.batch_id, next_position=replies.statuses[0]["next_position"])
+    if config.algorithm.name != "remax":
+        return result
+    greedy, baselines = baseline_shards(at, replies, policy_version, skip)
+    extra = baselines.keep(at.batch_id)
+    return StepResult(
+        handle=result.handle,
+        metrics={**result.metrics, **extra.metrics},
+        facts=result.facts,
+        spans=(*result.spans, *greedy.spans),
     )
-    return replies.keep(at.batch_id, next_position=replies.statuses[0]["next_position"])

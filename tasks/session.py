@@ -144,6 +144,16 @@ class Session:
         return duty in self.groups
 
     @property
+    def solved(self) -> str:
+        """Prompts that the curriculum leaves out; see `resources/curriculum.py`."""
+        return str(self.state.parts.get("curriculum", ""))
+
+    @property
+    def has_adapter_reference(self) -> bool:
+        """Whether the reference is the actor with its adapters off."""
+        return self.config.model.lora is not None and self.config.algorithm.needs_reference
+
+    @property
     def trains_actor(self) -> bool:
         """False while only the critic learns."""
         return self.state.iteration >= self.config.algorithm.critic_warmup_iterations or not self.needs("critic")
@@ -203,7 +213,11 @@ class Session:
         """Iterations up to `async_depth` ahead whose rollout is still to be submitted."""
         last = min(at.iteration + self.config.async_depth, self.config.iterations - 1)
         later = [number for number in range(at.iteration + 1, last + 1) if number not in self._ahead]
-        return [replace(at, iteration=number, start=at.start + (number - at.iteration) * at.count) for number in later]
+        # A batch is named by the first attempt of its iteration: a second attempt samples afresh (`forget_ahead`).
+        return [
+            replace(at, iteration=number, attempt=1, start=at.start + (number - at.iteration) * at.count)
+            for number in later
+        ]
 
     def keep_ahead(self, results: Sequence[StepResult]) -> None:
         """Remember rollouts sampled for later iterations, in the order `rollouts_ahead` named them."""

@@ -1,21 +1,20 @@
 """Every step of the DAG, for the task hosts: which columns each still has to read, and that each role has a pool."""
 
-from typing import Any
-
 from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
 from tasks.checkpoint import checkpoint
 from tasks.critic import critic_update, critic_values
-from tasks.reference import reference
+from tasks.reference import adapter_reference, reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.step import Step
 from tasks.supervised import actor_fit, demonstrations
+from tasks.teacher import teacher
 from tasks.validation import validation
 from tasks.weights import weight_sync
 
 ITERATION_STEPS: tuple[Step, ...] = (
-    rollout, reward, actor_log_probs, reference, critic_values, advantage, critic_update, actor_update, weight_sync,
-    validation, checkpoint,
+    rollout, reward, actor_log_probs, reference, adapter_reference, teacher, critic_values, advantage, critic_update,
+    actor_update, weight_sync, validation, checkpoint,
 )  # fmt: skip
 STEPS: tuple[Step, ...] = (*ITERATION_STEPS, demonstrations, actor_fit)

@@ -4,6 +4,8 @@
 rank gets the whole batch by reference and scores the groups it owns, so siblings meet on one worker.
 """
 
+import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from configs.model import ModelConfig
 from configs.reward import RewardConfig
-from resources.batch import make_shard, row_lengths
+from resources.batch import make_shard, ragged_from_rows, row_lengths
 from resources.dispatch import Dispatch, dispatch
 from resources.grader_backends import build_backends
 from resources.graders import FinishedRow, Grader, Sample, owner_of, read_sample
@@ -69,7 +71,10 @@ class RewardWorker:
         is_validation: bool = False,
         deadline_seconds: float = SCORE_SECONDS,
     ) -> tuple[Status, TensorDict]:
-        """Scores of the groups this rank owns: columns row_ids, group_ids and scores [rows] float32 (nan: unscorable).
+        """Scores of the groups this rank owns: row_ids, group_ids, `scores` [rows] float32 (nan: unscorable), `grades`.
+
+        `grades` holds the score of each grader as JSON bytes; the status tells the lowest score of each prompt
+        (`groups`, by `source:index`).
 
         Args:
             batch_id: as given to `begin`.
@@ -96,7 +101,7 @@ class RewardWorker:
             tally.add_row(sample, scores[-1], grades[sample.row_id], is_truncation_scored=is_replaced)
         moments = Moments.of(scores)
         if self._config.normalise and not is_validation:
-            self._keep(batch_id, _shard(samples, scores))
+            self._keep(batch_id, _shard(samples, scores, grades))
         elif not is_validation:
             scores = shape_scores(scores, None, self._config.clip)
         status = {
@@ -105,9 +110,10 @@ class RewardWorker:
             "causes": tally.first_causes(),
             "graders": tally.graders(self._graders, self._loop.workers),
             "hidden_seconds": found.hidden_seconds,
+            "groups": _lowest(samples, scores),
             "spans": {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": len(samples)},
         }
-        return status, _shard(samples, scores)
+        return status, _shard(samples, scores, grades)
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
     def normalise(self, batch_id: str, moments: Mapping[str, float]) -> tuple[Status, TensorDict]:
@@ -200,12 +206,29 @@ def finished_rows(rows: TensorDictBase) -> list[FinishedRow]:
     ]
 
 
-def _shard(samples: Sequence[Sample], scores: Sequence[float]) -> TensorDict:
+def _lowest(samples: Sequence[Sample], scores: Sequence[float]) -> dict[str, float]:
+    """Prompt -> its lowest score; nan as soon as one response is unscorable."""
+    lowest: dict[str, float] = {}
+    for sample, score in zip(samples, scores, strict=True):
+        key = f"{sample.source}:{sample.index}"
+        known = lowest.get(key, score)
+        lowest[key] = NAN if math.isnan(known) or math.isnan(score) else min(known, score)
+    return lowest
+
+
+def _shard(samples: Sequence[Sample], scores: Sequence[float], grades: Mapping[int, Mapping[str, Grade]]) -> TensorDict:
+    texts = [
+        json.dumps({name: None if math.isnan(one.score) else one.score for name, one in grades[sample.row_id].items()})
+        for sample in samples
+    ]
     return make_shard(
         {
             "row_ids": torch.tensor([sample.row_id for sample in samples], dtype=torch.int64),
             "group_ids": torch.tensor([sample.group_id for sample in samples], dtype=torch.int64),
             "scores": torch.tensor(scores, dtype=torch.float32),
+            "grades": ragged_from_rows(
+                [torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for text in texts], torch.uint8
+            ),
         }
     )
 

@@ -73,8 +73,13 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(tmp_path):
     assert texts(source_.rows(0, 3, 2)) == texts(source_.rows(1, 0, 2))
 
 
-@pytest.mark.parametrize("position", [(0, 4), (-1, 0), (0, -1)])
-def test_a_position_outside_the_epoch_is_refused(tmp_path, position):
+def test_a_position_beyond_the_epoch_counts_on_into_the_next_ones(tmp_path):
+    source_ = prompts(numbered(tmp_path, 3))
+    assert texts(source_.rows(0, 7, 2)) == texts(source_.rows(2, 1, 2))
+
+
+@pytest.mark.parametrize("position", [(-1, 0), (0, -1)])
+def test_a_negative_position_is_refused(tmp_path, position):
     with pytest.raises(PromptError, match="does not exist"):
         prompts(numbered(tmp_path, 3)).rows(*position, 1)
 

@@ -12,8 +12,13 @@ import ray
 import torch
 from tensordict import TensorDict
 
+from configs.algorithm import AlgorithmConfig
+from configs.data import DataConfig, SourceConfig
+from configs.algorithm import AlgorithmConfig
+from configs.data import DataConfig, SourceConfig
 from configs.pools import PoolConfig
 from configs.reward import GraderConfig, RewardConfig
+from configs.training import RecoveryConfig
 from resources.batch import make_shard, ragged_from_rows
 from resources.cluster import Cluster
 from resources.graders import Grader
@@ -52,6 +57,9 @@ class Settings:
 
     def __init__(self, config: RewardConfig) -> None:
         self.reward = config
+        self.recovery = RecoveryConfig()
+        self.algorithm = AlgorithmConfig()
+        self.data = DataConfig(sources=(SourceConfig(name="s", kind="sorting"),))
 
 
 @pytest.fixture(scope="module")
