@@ -48,8 +48,6 @@ COLUMNS: dict[str, Column] = {
     "scores": Column(dtype=torch.float32, kind="row", meaning="reward of a response; nan where it could not be scored"),
     "grades": Column(dtype=torch.uint8, kind="bytes", meaning="UTF-8 JSON: score of each grader, null if it gave none"),
     "baseline_scores": Column(dtype=torch.float32, kind="row", meaning="score of the greedy response to the prompt"),
-    "grades": Column(dtype=torch.uint8, kind="bytes", meaning="UTF-8 JSON: score of each grader, null if it gave none"),
-    "baseline_scores": Column(dtype=torch.float32, kind="row", meaning="score of the greedy response to the prompt"),
     "token_rewards": Column(dtype=torch.float32, kind="token", meaning="scores placed on tokens, KL penalty included"),
     "values": Column(dtype=torch.float32, kind="token", meaning="critic's value of the prefix before the token"),
     "advantages": Column(dtype=torch.float32, kind="token", meaning="how much better than expected"),

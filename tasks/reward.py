@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from resources.curriculum import solved_in
-from resources.curriculum import solved_in
 from resources.reward_scores import Moments
 from resources.rows import Rows, ShardRef
 from resources.splitting import split_sizes

@@ -14,8 +14,6 @@ from tensordict import TensorDict
 
 from configs.algorithm import AlgorithmConfig
 from configs.data import DataConfig, SourceConfig
-from configs.algorithm import AlgorithmConfig
-from configs.data import DataConfig, SourceConfig
 from configs.pools import PoolConfig
 from configs.reward import GraderConfig, RewardConfig
 from configs.training import RecoveryConfig
