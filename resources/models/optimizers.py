@@ -143,8 +143,9 @@ class RoleOptimizer:
         self.steps = int(scalars["optimizer_steps"])
         self.skipped_steps = int(scalars["optimizer_skipped_steps"])
 
-    def move_to(self, device: torch.device) -> None:
-        """Take the moments to another device, after the parameters went there."""
+    def move_to(self, device: torch.device, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Take the moments to another device, after the parameters (which may be new objects now) went there."""
+        self.parameters = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         self.exp_avg = {name: tensor.to(device) for name, tensor in self.exp_avg.items()}
         self.exp_avg_sq = {name: tensor.to(device) for name, tensor in self.exp_avg_sq.items()}
 

@@ -21,7 +21,7 @@ from resources.models.optimizers import RoleOptimizer
 from resources.models.sharding import local_part, set_gradient_sync
 from resources.models.tensor_parallel import sum_partial_gradients
 from resources.models.weights import fill
-from resources.tensor_files import load_scalars, load_tensors, save_tensors
+from resources.tensor_files import load_scalars, load_tensors, pieces_of, save_tensors
 from resources.update_plan import MiniBatch, UpdatePlan
 from resources.workers.base import ModelWorker, Status, Stopwatch
 from resources.workers.metric_sums import MetricSums
@@ -188,10 +188,17 @@ class TrainedWorker(ModelWorker):
 
     @dispatch(Dispatch.BROADCAST)
     def save_checkpoint(self, folder: str) -> Status:
-        """Write this rank's pieces below `folder`/role; every rank writes its own."""
+        """Write this rank's pieces below `folder`/role; every rank writes its own. `files` tells their checksums.
+
+        Raises NotFiniteError for weights with nan in them, OSError when the disk says no.
+        """
         watch, state = self.stopwatch(), self.state()
-        save_tensors(Path(folder) / self.role, self.rank, state["tensors"], state["scalars"])
-        return {"metrics": {}, "spans": watch.spans()}
+        sums = save_tensors(Path(folder) / self.role, self.rank, state["tensors"], state["scalars"])
+        return {
+            "metrics": {},
+            "spans": watch.spans(),
+            "files": {f"{self.role}/{name}": checksum for name, checksum in sums.items()},
+        }
 
     @dispatch(Dispatch.BROADCAST)
     def load_checkpoint(self, folder: str) -> Status:
@@ -204,10 +211,15 @@ class TrainedWorker(ModelWorker):
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
     def snapshot(self) -> tuple[Status, dict[str, Any]]:
-        """A copy of this rank's own pieces, for `restore` under the same sharding."""
+        """A copy of this rank's own pieces, for `restore` under the same sharding, or for `write_pieces`."""
         watch, state = self.stopwatch(), self.state()
-        pieces = {name: local_part(tensor).detach().cpu().clone() for name, tensor in state["tensors"].items()}
-        return {"metrics": {}, "spans": watch.spans()}, {"tensors": pieces, "scalars": state["scalars"]}
+        pieces = pieces_of(self.rank, state["tensors"], state["scalars"])
+        copies = {
+            name: pieces.tensors[name] if local_part(live).is_cuda else pieces.tensors[name].clone()
+            for name, live in state["tensors"].items()
+        }
+        kept = {"tensors": copies, "boxes": dict(pieces.boxes), "scalars": dict(pieces.scalars)}
+        return {"metrics": {}, "spans": watch.spans()}, kept
 
     @dispatch(Dispatch.PER_RANK)
     def restore(self, snapshot: Mapping[str, Any]) -> Status:
@@ -241,7 +253,7 @@ class TrainedWorker(ModelWorker):
     def _move(self, device: torch.device) -> None:
         self.optimizer.zero_grad()
         self.module.to(device)
-        self.optimizer.move_to(device)
+        self.optimizer.move_to(device, self.parameters())
 
 
 def _merge(left: Movement, right: Movement) -> Movement:
