@@ -1,0 +1,47 @@
+"""From the configuration to what workers run: every algorithm builds, and a hook that is not there is named."""
+
+import pickle
+
+import pytest
+
+from configs.algorithm_defaults import DEFAULTS
+from configs.load import load_config
+from tasks.objectives_of import actor_columns, actor_loss, advantage_columns, advantage_function, critic_loss
+
+CRITIC_FREE = sorted(set(DEFAULTS) - {"ppo", "decoupled_ppo", "distillation"})
+
+
+@pytest.mark.parametrize("name", CRITIC_FREE)
+def test_every_algorithm_becomes_functions_that_travel(name: str):
+    config = load_config("quickstart-grpo", [f"algorithm.name={name}"])
+    for function in (actor_loss(config), critic_loss(config), advantage_function(config, 0.0, 1)):
+        assert pickle.loads(pickle.dumps(function)).func is function.func
+
+
+def test_ppo_reads_values_and_grpo_does_not():
+    assert "values" in advantage_columns(load_config("quickstart"))
+    assert "values" not in advantage_columns(load_config("quickstart-grpo"))
+
+
+def test_the_actor_reads_reference_log_probs_only_for_a_kl_in_the_loss():
+    in_reward = load_config("quickstart", ["algorithm.kl.coef=0.1", "algorithm.kl.place=reward"])
+    in_loss = load_config("quickstart", ["algorithm.kl.coef=0.1", "algorithm.kl.place=loss"])
+    assert "ref_log_probs" not in actor_columns(in_reward)
+    assert "ref_log_probs" in actor_columns(in_loss)
+
+
+def test_the_users_own_loss_gets_the_numbers_of_the_config():
+    config = load_config("quickstart", ["algorithm.loss=math:hypot"])
+    assert actor_loss(config).keywords["aggregation"] == "token-mean"
+
+
+def test_a_loss_that_does_not_exist_is_named_with_its_key():
+    config = load_config("quickstart", ["algorithm.loss=math:nothing"])
+    with pytest.raises(ValueError, match=r"algorithm\.loss is 'math:nothing'"):
+        actor_loss(config)
+
+
+def test_a_module_that_does_not_import_is_named_with_its_key():
+    config = load_config("quickstart", ["algorithm.advantage=no_such_module:f"])
+    with pytest.raises(ValueError, match="does not import"):
+        advantage_function(config, 0.0, 1)
