@@ -25,9 +25,9 @@ from resources.engines.base import (
     WeightReport,
     Weights,
 )
+from resources.engines.generation_facts import close_facts, open_gauge
 from resources.engines.request_checks import check_request
 from resources.engines.weight_update import WeightUpdate
-from resources.telemetry.rollout_gauge import RolloutGauge, response_length_facts
 
 
 @dataclass(slots=True)
@@ -80,9 +80,7 @@ class HuggingFaceEngine:
     ) -> list[GenerationOutput]:
         """Sample all requests."""
         started = time.monotonic()
-        slots = min(self._slots, len(requests))
-        gauge = RolloutGauge(max(1, slots))
-        gauge.observe(running=slots, waiting=len(requests) - slots)
+        gauge = open_gauge(self._slots, requests)
         self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
         outputs: dict[int, GenerationOutput] = {}
         is_done = False
@@ -99,7 +97,7 @@ class HuggingFaceEngine:
         finally:
             if not is_done:
                 self.abort()
-        self._note_facts(gauge, time.monotonic() - started, outputs)
+        close_facts(self.facts, gauge, time.monotonic() - started, outputs)
         return [outputs[request.row_id] for request in requests]
 
     def add_request(self, request: GenerationRequest, sampling: Sampling) -> None:
@@ -230,17 +228,6 @@ class HuggingFaceEngine:
     def _check_usable(self) -> None:
         if self._broken is not None:
             raise RuntimeError(f"the engine has no valid weights ({self._broken}); send a whole new version first")
-
-    def _note_facts(self, gauge: RolloutGauge, seconds: float, outputs: dict[int, GenerationOutput]) -> None:
-        lengths = [len(output.token_ids) for output in outputs.values()]
-        self.facts.seconds, self.facts.tokens = seconds, sum(lengths)
-        self.facts.finish_seconds = {output.row_id: output.finish_seconds for output in outputs.values()}
-        self.facts.span = {
-            **gauge.facts(),
-            **response_length_facts(lengths),
-            "tokens": self.facts.tokens,
-            "tokens_per_second": self.facts.tokens / max(seconds, 1e-9),
-        }
 
 
 def _extend(row: _Row, logits: Tensor) -> FinishReason | None:

@@ -8,10 +8,10 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,8 +27,8 @@ from resources.engines.base import (
     WeightReport,
     Weights,
 )
+from resources.engines.generation_facts import close_facts, open_gauge
 from resources.engines.weight_update import WeightUpdate
-from resources.telemetry.rollout_gauge import RolloutGauge, response_length_facts
 
 Encode = Callable[[str], list[int]]
 
@@ -118,9 +118,7 @@ class ScriptedEngine:
         """Answer all requests, taking the time a real engine with these slots would take."""
         self._generation += 1
         started = time.monotonic()
-        slots = min(self._slots, len(requests))
-        gauge = RolloutGauge(max(1, slots))
-        gauge.observe(running=slots, waiting=len(requests) - slots)
+        gauge = open_gauge(self._slots, requests)
         self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
         outputs: dict[int, GenerationOutput] = {}
         is_done = False
@@ -140,7 +138,7 @@ class ScriptedEngine:
         finally:
             if not is_done:
                 self.abort()
-        self._note_facts(gauge, time.monotonic() - started, outputs)
+        close_facts(self.facts, gauge, time.monotonic() - started, outputs)
         return [outputs[request.row_id] for request in requests]
 
     def add_request(self, request: GenerationRequest, sampling: Sampling) -> None:
@@ -290,13 +288,6 @@ class ScriptedEngine:
         if fault.engine is not None and fault.engine != int(os.environ.get("RANK", "0")):
             return False
         return fault.marker is None or not Path(fault.marker).exists()
-
-    def _note_facts(self, gauge: RolloutGauge, seconds: float, outputs: Mapping[int, GenerationOutput]) -> None:
-        lengths = [len(output.token_ids) for output in outputs.values()]
-        self.facts.seconds, self.facts.tokens = seconds, sum(lengths)
-        self.facts.finish_seconds = {output.row_id: output.finish_seconds for output in outputs.values()}
-        span: dict[str, Any] = {**gauge.facts(), **response_length_facts(lengths), "tokens": self.facts.tokens}
-        self.facts.span = {**span, "tokens_per_second": self.facts.tokens / max(seconds, 1e-9)}
 
 
 def _output(row: _Row, reason: FinishReason) -> GenerationOutput:

@@ -26,12 +26,13 @@ from resources.engines.base import (
     WeightReport,
     Weights,
 )
+from resources.engines.generation_facts import close_facts, open_gauge
 from resources.engines.process_state import process_state_kept
 from resources.engines.request_checks import check_request
 from resources.engines.tensor_parallel import check_peers, join_peers, name_shared_memory, unlink_shared_memory
 from resources.engines.vllm_arguments import check_arguments, effective_arguments, engine_arguments
 from resources.engines.weight_update import WeightUpdate
-from resources.telemetry.rollout_gauge import RolloutGauge, response_length_facts
+from resources.telemetry.rollout_gauge import RolloutGauge
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -113,7 +114,6 @@ class VllmEngine:
         self._added: dict[str, tuple[int, float, Any]] = {}  # request id -> row id, time, vLLM's own request
         self._gauge = RolloutGauge(self._slots)
         self._tokens = 0
-        self._preemptions = 0
         self._update: WeightUpdate | None = None
         self._broken: str | None = None
 
@@ -129,7 +129,8 @@ class VllmEngine:
             )
         if self._tensor_parallel > 1:
             check_peers(requests, sampling, get_tp_group().cpu_group, self._tensor_parallel)
-        self._start_facts(requests)
+        self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
+        self._gauge, self._tokens = open_gauge(self._slots, requests), 0
         started = time.monotonic()
         outputs: dict[int, GenerationOutput] = {}
         try:
@@ -144,23 +145,14 @@ class VllmEngine:
         except BaseException:
             self.abort()
             raise
-        self._finish_facts(time.monotonic() - started, outputs)
+        close_facts(self.facts, self._gauge, time.monotonic() - started, outputs)
         return [outputs[request.row_id] for request in requests]
 
     def add_request(self, request: GenerationRequest, sampling: Sampling) -> None:
         """Queue one response. Raises ValueError for ids the model lacks or a response that cannot fit."""
         self._check_usable()
         check_request(request, self._vocab_size, self._max_model_length)
-        params = SamplingParams(
-            temperature=0.0 if sampling.greedy else sampling.temperature,
-            top_p=1.0 if sampling.greedy else sampling.top_p,
-            top_k=0 if sampling.greedy else sampling.top_k,
-            seed=None if sampling.greedy else request.seed,
-            max_tokens=request.max_tokens,
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,  # the end-of-sequence ids are among stop_token_ids, the same list for every engine
-            **_FIXED_SAMPLING,
-        )
+        params = sampling_params(request, sampling)
         self._submit(f"row-{request.row_id}", request.row_id, list(request.prompt_ids), params)
 
     def _submit(self, request_id: str, row_id: int, prompt_ids: list[int], params: SamplingParams) -> None:
@@ -219,14 +211,12 @@ class VllmEngine:
         self._gauge.preemptions += request.num_preemptions
         self.facts.cached_prompt_tokens += output.num_cached_tokens or 0
         completion = output.outputs[0]
-        seconds = time.monotonic() - added
-        self.facts.finish_seconds[row_id] = seconds
         return GenerationOutput(
             row_id=row_id,
             token_ids=tuple(completion.token_ids),
             log_probs=tuple(completion.logprobs.logprobs),
             finish_reason=_FINISH_REASONS[completion.finish_reason],
-            finish_seconds=seconds,
+            finish_seconds=time.monotonic() - added,
         )
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -343,25 +333,6 @@ class VllmEngine:
         if self._broken is not None:
             raise RuntimeError(f"the engine has no valid weights ({self._broken}); send a whole new version first")
 
-    def _start_facts(self, requests: Sequence[GenerationRequest]) -> None:
-        self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
-        slots = min(self._slots, len(requests))
-        self._gauge = RolloutGauge(max(1, slots))
-        self._gauge.observe(running=slots, waiting=len(requests) - slots, tokens=0)
-        self._tokens = 0
-
-    def _finish_facts(self, seconds: float, outputs: dict[int, GenerationOutput]) -> None:
-        facts = self.facts
-        facts.seconds = seconds
-        facts.tokens = sum(len(output.token_ids) for output in outputs.values())
-        facts.span = {
-            **self._gauge.facts(),
-            **response_length_facts([len(output.token_ids) for output in outputs.values()]),
-            "tokens": facts.tokens,
-            "tokens_per_second": facts.tokens / max(seconds, 1e-9),
-            "prefix_cache_hit_fraction": facts.cached_prompt_tokens / max(facts.prompt_tokens, 1),
-        }
-
 
 _FIXED_ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": True,  # token ids in, token ids out
@@ -376,6 +347,20 @@ _FIXED_SAMPLING: dict[str, Any] = {
     "output_kind": RequestOutputKind.FINAL_ONLY,
     "skip_clone": True,
 }
+
+
+def sampling_params(request: GenerationRequest, sampling: Sampling) -> SamplingParams:
+    """vLLM's words for one row: greedy is temperature 0, and every stop token stands in one list."""
+    return SamplingParams(
+        temperature=0.0 if sampling.greedy else sampling.temperature,
+        top_p=1.0 if sampling.greedy else sampling.top_p,
+        top_k=0 if sampling.greedy else sampling.top_k,
+        seed=None if sampling.greedy else request.seed,
+        max_tokens=request.max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # the end-of-sequence ids are among stop_token_ids, the same list for every engine
+        **_FIXED_SAMPLING,
+    )
 
 
 def _open_model(worker: Any) -> None:
