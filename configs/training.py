@@ -115,7 +115,7 @@ class TelemetryConfig(Config):
     sinks: Strings = ()
     """Of `tensorboard`, `wandb`, `mlflow`."""
     samples_per_iteration: Annotated[int, Field(ge=0)] = 16
-    """Rows kept with text in samples/; -1 is not a value, use a large number for all."""
+    """Rows kept token by token in samples/ and shown in the UI, beside all rows with their text; 0 keeps none at all."""
 
 
 class CodeConfig(Config):

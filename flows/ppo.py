@@ -27,6 +27,7 @@ from tasks.reference import adapter_reference, reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.runner import PoolTaskRunner
+from tasks.samples import samples
 from tasks.session import current_session
 from tasks.subflow import iteration_run_name
 from tasks.validation import validation
@@ -69,10 +70,11 @@ def iteration(iteration: int, attempt: int) -> Any:
     estimated = advantage.submit(at, [batch, *scored])
 
     everything = [batch, *scored, estimated]
+    kept = [samples.submit(at, everything, run.samples_folder)] if run.keeps_samples else []
     updates = [actor_update.submit(at, everything)] if run.trains_actor else []
     updates += [critic_update.submit(at, everything)] if run.needs("critic") else []
     synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[*updates, *ahead])
 
     tail = [validation.submit(at, at.policy_version + 1, wait_for=[synced])] if run.should_validate else []
     tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced])] if run.should_save else []
-    return run.gather(at, [batch, *scored, estimated, *updates, synced, *tail], ahead)
+    return run.gather(at, [batch, *scored, estimated, *kept, *updates, synced, *tail], ahead)

@@ -131,6 +131,11 @@ class PromptSource:
         return cls(data, tokenizer, sources=validation.sources, held_out=True)
 
     @property
+    def rendered(self) -> list[tuple[SourceConfig, list[SourceRow], list[tuple[int, ...]]]]:
+        """Each source with its rows and their token ids, as they are left after filtering or cutting."""
+        return [(rendered.source, rendered.rows, rendered.ids) for rendered in self._sources]
+
+    @property
     def group_sizes(self) -> list[int | None]:
         """What each source asks for."""
         return [rendered.source.group_size for rendered in self._sources]

@@ -10,6 +10,7 @@ from typing import Any
 
 from resources.curriculum import curriculum_after
 from resources.telemetry.live import IterationView, view_iteration
+from tasks.artifacts import Sample
 from tasks.outcome import Outcome
 from tasks.recovery import keep_snapshot
 from tasks.run_state import next_kl_coef
@@ -55,6 +56,9 @@ def commit(run: Session, outcome: Outcome) -> None:
             metrics=line,
             spans=outcome.spans,
             view=view,
+            samples=[
+                Sample(**sample, iteration=at.iteration) for sample in outcome.facts.get("samples", {}).get("samples", ())
+            ],
             subflow_id=outcome.flow_run_id,
         )
     )

@@ -24,6 +24,7 @@ from tasks.reference import adapter_reference, reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.run_state import RunState, next_kl_coef
+from tasks.samples import samples
 from tasks.step import StepResult
 from tasks.teacher import teacher
 from tasks.validation import validation
@@ -105,6 +106,8 @@ class LocalRun:
             done["critic-values"] = call_step(critic_values, at, batch)
         done["advantage"] = call_step(advantage, at, list(done.values()))
         everything = list(done.values())
+        if self.samples_folder is not None:
+            done["samples"] = call_step(samples, at, everything, str(self.samples_folder))
         done["actor-update"] = call_step(actor_update, at, everything)
         if "critic" in has:
             done["critic-update"] = call_step(critic_update, at, everything)

@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
+from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes
 from tasks.hosts import pools_of_roles
@@ -51,6 +52,7 @@ def _restore_state(run: Session) -> None:
         run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
     run.directory.cut(run.directory.metrics, newest.metrics_bytes if newest is not None else 0)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
+    cut_samples(run.directory.samples, run.state.iteration)
     run.directory.event("resumed" if newest is not None else "started", iteration=run.state.iteration)
 
 

@@ -144,6 +144,16 @@ class Session:
         return duty in self.groups
 
     @property
+    def keeps_samples(self) -> bool:
+        """Whether each iteration's rows are written with their text."""
+        return self.config.telemetry.samples_per_iteration > 0 and self.needs("reward")
+
+    @property
+    def samples_folder(self) -> str:
+        """Where they are written."""
+        return str(self.directory.samples)
+
+    @property
     def solved(self) -> str:
         """Prompts that the curriculum leaves out; see `resources/curriculum.py`."""
         return str(self.state.parts.get("curriculum", ""))

@@ -7,6 +7,7 @@ from tasks.critic import critic_update, critic_values
 from tasks.reference import adapter_reference, reference
 from tasks.reward import reward
 from tasks.rollout import rollout
+from tasks.samples import samples
 from tasks.step import Step
 from tasks.supervised import actor_fit, demonstrations
 from tasks.teacher import teacher
@@ -15,6 +16,6 @@ from tasks.weights import weight_sync
 
 ITERATION_STEPS: tuple[Step, ...] = (
     rollout, reward, actor_log_probs, reference, adapter_reference, teacher, critic_values, advantage, critic_update,
-    actor_update, weight_sync, validation, checkpoint,
+    actor_update, samples, weight_sync, validation, checkpoint,
 )  # fmt: skip
 STEPS: tuple[Step, ...] = (*ITERATION_STEPS, demonstrations, actor_fit)

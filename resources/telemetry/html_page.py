@@ -15,6 +15,8 @@ td {{ white-space: pre-wrap; overflow-wrap: anywhere }} th {{ cursor: pointer }}
 </style><script>{plotly}</script></head><body>
 <h1>{title}</h1>{verdict}<h2>Seconds a step, by role</h2>{roles}{sections}
 <section id="samples"><h2>Samples</h2><input id="search" placeholder="search"><span id="found"></span>
+<label>colour tokens by <select id="colour"><option value="token_advantages">advantage</option>
+<option value="token_log_probs">log-prob</option><option value="">nothing</option></select></label>
 <table id="rows"></table></section>
 <h2>Missing</h2><ul>{missing}</ul>
 <script>
@@ -24,7 +26,23 @@ for (const [name, figure] of Object.entries(figures)) {{
   Plotly.newPlot(name, figure.data, layout, {{responsive: true, displaylogo: false}});
 }}
 const samples = {samples};
-const columns = [...new Set(samples.flatMap(row => Object.keys(row)))];
+const tokenFields = ['tokens', 'token_log_probs', 'token_advantages'];
+const columns = [...new Set(samples.flatMap(row => Object.keys(row)))].filter(c => !tokenFields.includes(c));
+function tint(field, value, top) {{
+  const strength = Math.min(1, Math.abs(value) / top) * 0.6;
+  return field === 'token_advantages' && value > 0 ? `rgba(46,139,87,${{strength}})` : `rgba(194,38,46,${{strength}})`;
+}}
+function writeTokens(cell, row, field) {{
+  const values = row[field];
+  const top = field === 'token_log_probs' ? 5 : Math.max(1e-9, ...values.map(Math.abs));
+  row.tokens.forEach((text, place) => {{
+    const span = document.createElement('span');
+    span.textContent = text === '' ? '\u23ce' : text;
+    span.title = `log-prob ${{row.token_log_probs[place]}}, advantage ${{row.token_advantages[place]}}`;
+    span.style.backgroundColor = tint(field, values[place], top);
+    cell.appendChild(span);
+  }});
+}}
 let sorted = null, direction = 1;
 function draw() {{
   const wanted = document.getElementById('search').value.toLowerCase();
@@ -46,11 +64,17 @@ function draw() {{
   }}
   for (const row of rows) {{
     const line = table.insertRow();
-    for (const column of columns) line.insertCell().textContent = row[column] ?? '';
+    const field = document.getElementById('colour').value;
+    for (const column of columns) {{
+      const cell = line.insertCell();
+      if (column === 'response' && row.tokens && field) writeTokens(cell, row, field);
+      else cell.textContent = row[column] ?? '';
+    }}
   }}
   document.getElementById('found').textContent = ' ' + rows.length + ' of ' + samples.length;
 }}
 document.getElementById('search').oninput = draw;
+document.getElementById('colour').onchange = draw;
 if (samples.length) draw(); else document.getElementById('samples').hidden = true;
 </script></body></html>
 """

@@ -13,6 +13,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from resources.samples import TOKEN_FIELDS
 from resources.telemetry.html_page import PAGE
 from resources.telemetry.report import IterationDetail, Report, role_table
 from resources.telemetry.timeline_image import COLOURS
@@ -64,7 +65,9 @@ def _embedded(value: object) -> str:
 
 def _plain(sample: Mapping[str, Any]) -> dict[str, Any]:
     kept = {
-        key: value if isinstance(value, int | float | str | bool) or value is None else str(value)
+        key: value
+        if isinstance(value, int | float | str | bool) or value is None or key in TOKEN_FIELDS
+        else str(value)
         for key, value in sample.items()
     }
     return {key: None if isinstance(value, float) and value != value else value for key, value in kept.items()}

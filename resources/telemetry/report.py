@@ -318,10 +318,11 @@ def read_samples(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         from pyarrow import ArrowException
 
         try:
-            return pyarrow.parquet.read_table(newest).slice(0, _MAX_SAMPLES).to_pylist(), []
+            rows = pyarrow.parquet.read_table(newest).to_pylist()
+            return sorted(rows, key=lambda row: row.get("tokens") is None)[:_MAX_SAMPLES], []  # with token detail first
         except (ArrowException, OSError) as error:
             return [], [f"samples {newest.name} could not be read: {error}"]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for line in newest.read_text().splitlines()[:_MAX_SAMPLES]:
         try:
             rows.append(json.loads(line))

@@ -26,6 +26,8 @@ from resources.reward_scores import NAN, Grade, Moments, Tally, combine, shape_s
 
 Status = dict[str, Any]
 Decoder = Callable[[Sequence[int]], str]
+RowsReader = Callable[[Sequence[Sample], TensorDictBase, Decoder], Any]
+"""fn(samples, their rows, decoder) -> JSON."""
 
 SCORE_SECONDS = 600.0
 """Deadline of `score`, when the caller gives none."""
@@ -125,6 +127,17 @@ class RewardWorker:
         shard = make_shard({**dict(shard.items()), "scores": torch.tensor(shaped, dtype=torch.float32)})
         spans = {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": len(shaped)}
         return {"metrics": {}, "state": self.state(), "spans": spans}, shard
+
+    @dispatch(Dispatch.RANK_ZERO)
+    def report(self, fn: RowsReader, rows: TensorDictBase) -> Status:
+        """Let `fn` look at decoded responses, all of the batch on one rank: status with its small JSON `answer`.
+
+        `rows` hold REWARD_COLUMNS and whatever `fn` reads; `fn(samples, rows, decode)` gets the samples in their order.
+        """
+        started = time.monotonic()
+        answer = fn([self._sample(row) for row in finished_rows(rows)], rows, self._decode)
+        spans = {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": int(rows.batch_size[0])}
+        return {"metrics": {}, "answer": answer, "spans": spans}
 
     @dispatch(Dispatch.BROADCAST)
     def forget(self, batch_id: str) -> None:

@@ -1,7 +1,6 @@
 """Every algorithm of the config runs through the real steps; what needs scores while sampling gets them."""
 
 import math
-from collections.abc import Iterator
 from typing import get_args
 
 import pytest
@@ -14,16 +13,9 @@ from tests.tasks.local_cast import SmallCast, small_config
 LEARNED = [name for name in get_args(AlgorithmName) if name != "distillation"]
 
 
-@pytest.fixture(scope="module")
-def cast() -> Iterator[SmallCast]:
-    cast = SmallCast()
-    yield cast
-    cast.close()
-
-
 @pytest.mark.parametrize("name", LEARNED)
-def test_an_iteration_of_the_algorithm_moves_the_policy(cast: SmallCast, name: str):
-    metrics = cast.run(small_config(f"algorithm.name={name}")).iterate()
+def test_an_iteration_of_the_algorithm_moves_the_policy(small_cast: SmallCast, name: str):
+    metrics = small_cast.run(small_config(f"algorithm.name={name}")).iterate()
     assert metrics["actor/optimizer_steps"] >= 2
     assert metrics["actor/skipped_steps"] == 0
     assert math.isfinite(metrics["actor/loss"])
@@ -32,8 +24,8 @@ def test_an_iteration_of_the_algorithm_moves_the_policy(cast: SmallCast, name: s
     assert ("critic/loss" in metrics) == (name in ("ppo", "decoupled_ppo"))
 
 
-def test_remax_subtracts_the_score_of_the_greedy_response(cast: SmallCast):
-    run = cast.run(small_config("algorithm.name=remax", "algorithm.kl.coef=0.0"))
+def test_remax_subtracts_the_score_of_the_greedy_response(small_cast: SmallCast):
+    run = small_cast.run(small_config("algorithm.name=remax", "algorithm.kl.coef=0.0"))
     metrics = run.iterate()
     # The scripted engine's greedy answers draw from one stream: all right, or all wrong.
     assert metrics["rollout/greedy_score_mean"] in (0.0, 1.0)
@@ -41,9 +33,9 @@ def test_remax_subtracts_the_score_of_the_greedy_response(cast: SmallCast):
     assert metrics["advantage/magnitude"] == pytest.approx(abs(off))
 
 
-def test_dynamic_sampling_keeps_groups_with_signal_alone_and_refills(cast: SmallCast):
+def test_dynamic_sampling_keeps_groups_with_signal_alone_and_refills(small_cast: SmallCast):
     config = small_config("algorithm.name=dapo", "data.prompts_per_iteration=32", "rollout.group_size=2")
-    metrics = cast.run(config).iterate()
+    metrics = small_cast.run(config).iterate()
     assert metrics["reward/groups_with_signal"] == 1.0
     assert metrics["rollout/groups_kept"] == 32
     assert metrics["rollout/groups_sampled"] > 32
@@ -51,50 +43,50 @@ def test_dynamic_sampling_keeps_groups_with_signal_alone_and_refills(cast: Small
     assert metrics["reward/score_mean"] == 0.5  # one of two right, in every group
 
 
-def test_dynamic_sampling_trains_on_what_there_is_when_the_bound_is_reached(cast: SmallCast):
+def test_dynamic_sampling_trains_on_what_there_is_when_the_bound_is_reached(small_cast: SmallCast):
     config = small_config(
         "algorithm.name=dapo",
         "data.prompts_per_iteration=32",
         "rollout.group_size=2",
         "algorithm.dynamic_sampling.max_rounds=1",
     )
-    metrics = cast.run(config).iterate()
+    metrics = small_cast.run(config).iterate()
     assert metrics["rollout/refill_rounds"] == 1
     assert 0 < metrics["rollout/groups_kept"] <= 32
 
 
-def test_the_prompts_after_a_refill_are_the_ones_that_were_not_sampled(cast: SmallCast):
-    run = cast.run(small_config("algorithm.name=dapo", "data.prompts_per_iteration=32", "rollout.group_size=2"))
+def test_the_prompts_after_a_refill_are_the_ones_that_were_not_sampled(small_cast: SmallCast):
+    run = small_cast.run(small_config("algorithm.name=dapo", "data.prompts_per_iteration=32", "rollout.group_size=2"))
     metrics = run.iterate()
     assert run.state.start == metrics["rollout/groups_sampled"]
 
 
-def test_a_task_without_signal_ends_with_a_message(cast: SmallCast):
+def test_a_task_without_signal_ends_with_a_message(small_cast: SmallCast):
     config = small_config("algorithm.name=dapo", script={"mode": "answer", "accuracy": 1.0})
-    run = cast.run(config, fresh=["rollout"])
+    run = small_cast.run(config, fresh=["rollout"])
     with pytest.raises(
         NoSignalError, match=r"none of 48 groups in 6 rounds had scores that differ \(the mean score was 1"
     ):
         run.iterate()
 
 
-def test_the_overlong_penalty_is_in_the_advantages_and_not_in_the_score(cast: SmallCast):
+def test_the_overlong_penalty_is_in_the_advantages_and_not_in_the_score(small_cast: SmallCast):
     # Answers have six tokens; the buffer of four before eight begins at four: two of four into it.
     config = small_config(
         "algorithm.name=dr_grpo", "algorithm.overlong={max_length: 8, buffer: 4, factor: 1.0}", "algorithm.kl.coef=0.0"
     )
-    metrics = cast.run(config).iterate()
+    metrics = small_cast.run(config).iterate()
     assert metrics["reward/overlong_penalty"] == pytest.approx(-0.5)
     assert metrics["reward/penalised_score_mean"] == pytest.approx(metrics["reward/score_mean"] - 0.5)
 
 
-def test_sources_have_groups_of_their_own_size(cast: SmallCast):
+def test_sources_have_groups_of_their_own_size(small_cast: SmallCast):
     sources = (
         "[{name: a, kind: sorting, size: 50, group_size: 2, options: {num_digits: 3}},"
         " {name: b, kind: sorting, size: 50, group_size: 6, options: {num_digits: 4}}]"
     )
     config = small_config("algorithm.name=rloo", f"data.sources={sources}")
-    run = cast.run(config, fresh=["rollout"])
+    run = small_cast.run(config, fresh=["rollout"])
     metrics = run.iterate()
     assert metrics["rollout/rows"] == 4 * 2 + 4 * 6
     assert {"reward/source/a/score_mean", "reward/source/b/score_mean"} <= metrics.keys()
