@@ -6,6 +6,7 @@ are jagged nested tensors, so nothing is padded on the wire or at rest. Padding 
 immutable; everything here that selects or joins rows returns memory of its own.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,9 @@ from typing import Literal
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+
+# Making a jagged tensor logs a deprecation of torch's own internals once in every process.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, kw_only=True)

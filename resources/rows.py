@@ -47,9 +47,13 @@ class Rows:
         return (Rows, (self.shards, self.row_ids))
 
     def select(self, row_ids: Sequence[int]) -> "Rows":
-        """The same columns of fewer rows; shards without any of these rows are left behind."""
+        """The same columns of fewer rows; shards without any of these rows are left behind.
+
+        No rows still have columns, so then all shards stay.
+        """
         wanted = set(row_ids)
-        return Rows([shard for shard in self.shards if wanted.intersection(shard.row_ids)], row_ids)
+        kept = [shard for shard in self.shards if wanted.intersection(shard.row_ids)] if wanted else self.shards
+        return Rows(kept, row_ids)
 
     def load(self, columns: Sequence[str] | None = None) -> TensorDict:
         """Fetch, join by row id and select: the rows in the order of `row_ids`, in memory of the caller's own.

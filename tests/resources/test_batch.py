@@ -125,3 +125,8 @@ def test_a_column_nobody_made_is_named():
 def test_no_rows_still_have_columns():
     empty = Rows([ShardRef(shard([1], scores=torch.tensor([0.5])), (1,), ("row_ids", "scores"))], []).load()
     assert empty["scores"].shape == (0,)
+
+
+def test_a_rank_without_rows_still_gets_the_columns():
+    rows = Rows([ShardRef(shard([1], scores=torch.tensor([0.5])), (1,), ("row_ids", "scores"))], [1])
+    assert rows.select([]).load()["scores"].shape == (0,)
