@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from prefect.settings import (
     temporary_settings,
 )
 from prefect.settings.context import get_current_settings
+from prefect.states import Cancelled
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs.training import PrefectConfig
@@ -32,6 +34,8 @@ REACH_SECONDS = 5.0
 """A server that is named but does not answer within this is refused."""
 PROBE_SECONDS = 120.0
 """A node that is busy needs seconds to start the process that asks."""
+FLUSH_SECONDS = 20.0
+"""A healthy server takes thousands of events in that time; one that is gone takes none."""
 
 
 class ApiUnreachableError(RuntimeError):
@@ -69,10 +73,20 @@ def prefect_api(config: PrefectConfig) -> Iterator[str]:
             flush()
 
 
-def flush() -> None:
-    """Send the events and log lines that this process still holds; afterwards its server may go."""
-    EventsWorker.drain_all()
-    APILogWorker.drain_all()
+def flush(seconds: float = FLUSH_SECONDS) -> None:
+    """Send the events and log lines that this process still holds; afterwards its server may go.
+
+    What cannot be sent within `seconds` is given up: a process that ends would try each event for seven seconds.
+    """
+    end = time.monotonic() + seconds
+    services = [*EventsWorker._instances.values()]  # pyright: ignore[reportPrivateUsage] - there is no public list
+    for service in (EventsWorker, APILogWorker):
+        service.drain_all(timeout=max(0.1, end - time.monotonic()))
+    for service in services:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                service._queue.get_nowait()  # pyright: ignore[reportPrivateUsage]
+        service._queue.put_nowait(None)  # pyright: ignore[reportPrivateUsage] - its word for the end
 
 
 def _configured_url() -> str | None:
@@ -152,6 +166,18 @@ def check_from_nodes(api_url: str | None = None, deadline_seconds: float = PROBE
 
 class RunCancelledError(RuntimeError):
     """Somebody cancelled the flow run, in the UI or with `prefect flow-run cancel`."""
+
+
+def confirm_cancelled(flow: Any, flow_run: Any, state: Any) -> None:
+    """Hook for `@flow(on_cancellation=[...])`: a run that was told to cancel, and ended, says so.
+
+    Without it the run would stay `Cancelling`, since the server takes no other end from it; a Prefect worker does
+    the same for the runs it started. Prefect passes the arguments by these names.
+    """
+    if state.is_cancelling():
+        with contextlib.suppress(httpx.HTTPError, ObjectNotFound), get_client(sync_client=True) as client:
+            message = "cancelled; the run's processes and placement groups are gone"
+            client.set_flow_run_state(flow_run.id, Cancelled(message=message))
 
 
 class CancelWatch:

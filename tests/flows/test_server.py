@@ -25,6 +25,7 @@ from tasks.api import (
     CancelWatch,
     RunCancelledError,
     check_from_nodes,
+    confirm_cancelled,
     prefect_api,
     ui_url,
     wait_for_api,
@@ -261,9 +262,10 @@ def test_an_outage_without_end_is_given_up_at_its_deadline():
 
 @pytest.mark.slow
 def test_a_cancelled_run_is_noticed(api: str):
-    @flow(persist_result=False)
+    @flow(persist_result=False, on_cancellation=[confirm_cancelled])
     def training():
         run_id = FlowRunContext.get().flow_run.id
+        ids.append(run_id)
         with CancelWatch(run_id, every_seconds=0.1) as watch, get_client(sync_client=True) as client:
             watch.check()
             client.set_flow_run_state(run_id, Cancelling())
@@ -271,8 +273,11 @@ def test_a_cancelled_run_is_noticed(api: str):
                 watch.check()
                 time.sleep(0.05)
 
+    ids: list = []
     with pytest.raises(RunCancelledError, match="was cancelled"):
         training()
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(ids[0]).state_name == "Cancelled"
 
 
 @pytest.mark.slow
