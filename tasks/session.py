@@ -141,7 +141,7 @@ class Session:
 
     def needs(self, duty: str) -> bool:
         """Whether this run has workers for `duty`."""
-        return duty in self.groups
+        return any(name.partition(".")[0] == duty for name in self.groups)
 
     @property
     def keeps_samples(self) -> bool:
@@ -285,10 +285,11 @@ def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session
         if isinstance(placement, NoFit):
             raise DoesNotFitError(str(placement))
         cluster.reserve(config.pools, config.ray.placement_deadline_seconds, placement.pins())
+        role_pools = pools_of_roles(config)
         hosts = HostSet(
             run_id=directory.run_id,
-            role_pools=pools_of_roles(config),
-            steps=STEPS,
+            role_pools=role_pools,
+            steps=[one for one in STEPS if one.role in role_pools],
             placements={name: first_bundle(cluster, name) for name in config.pools},
             config=config,
         )
