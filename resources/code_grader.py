@@ -1,5 +1,6 @@
 """Graders of kind `sandbox`: the response's program runs in a box, and its outputs are read outside of it."""
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +49,11 @@ class CodeBackend:
         outputs: list[tuple[bool, str]] = []
         seconds = 0.0
         for source, stdin in runs:
-            finished = await self._sandbox.run(Program(source=source, stdin=stdin))
+            try:
+                finished = await self._sandbox.run(Program(source=source, stdin=stdin))
+            except (OSError, subprocess.SubprocessError) as error:  # the box failed, not the program
+                text = f"row {sample.row_id}: the sandbox failed with {type(error).__name__}: {error}"
+                raise GraderFailedError("error", text, seconds) from error
             seconds += finished.seconds
             ended_well = finished.ended == "exit" and finished.exit_code == 0
             outputs.append((ended_well, finished.stdout))

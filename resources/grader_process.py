@@ -200,22 +200,24 @@ def _answer(function: Function, arguments: dict[str, Any]) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A grader's answer as JSON: numbers and lists of them; arrays and tensors become lists, the rest its text."""
     if isinstance(value, dict) and "score" in value:
-        value = value["score"]
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value).get("value", repr(value))
+        return plain(value["score"])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value).get("value", repr(value)))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if callable(getattr(value, "tolist", None)):
-        return plain(value.tolist())
+    to_list = getattr(value, "tolist", None)
+    if callable(to_list):
+        return plain(to_list())
     return f"a {type(value).__name__}: {value!r:.100}"
 
 
 def reason_of(value: Any) -> str:
     """Why there is no score, where a grader says so: the `reason` beside the `value` of a dataclass."""
-    is_told = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return str(dataclasses.asdict(value).get("reason", ""))[:500] if is_told else ""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return str(dataclasses.asdict(value).get("reason", ""))[:500]
+    return ""
 
 
 def _send(peer: socket.socket, message: dict[str, Any]) -> None:

@@ -174,7 +174,7 @@ def check_scores(
                 seconds,
             )
         value = [value]
-    flat = [item[0] if isinstance(item, list | tuple) and len(item) == 1 else item for item in value]
+    flat: list[Any] = [item[0] if isinstance(item, list | tuple) and len(item) == 1 else item for item in value]
     if len(flat) != count:
         _refuse(
             f"grader {grader!r} returned {len(flat)} scores for {count} responses; it has to return {count}", seconds

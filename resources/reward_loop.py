@@ -117,9 +117,9 @@ class RewardLoop:
         self._loop.call_soon_threadsafe(self._begin, batch_id, list(samples), dict(group_sizes or {}))
 
     def finish(self, batch_id: str, samples: Sequence[Sample], timeout: float) -> BatchGrades:
-        """Grades of exactly these samples, begun before or not.
+        """Grades of exactly these samples, begun or not; what is not graded after `timeout` seconds is unscorable.
 
-        Raises RewardStoppedError, TimeoutError naming what is pending, ValueError for a source that no grader scores.
+        Raises RewardStoppedError, and ValueError for a source that no grader scores.
         """
         return self._wait(self._finish(batch_id, list(samples), timeout), timeout + 10.0)
 
@@ -262,6 +262,7 @@ class RewardLoop:
         stops = {grader.name for grader in self.graders if grader.on_failure == "stop"}
         grades: dict[int, dict[str, Grade]] = {sample.row_id: {} for sample in samples}
         names = {task: name for (name, _), task in tasks.items()}
+        owners = {task: key for key, task in tasks.items()}
         pending = set(names)
         end = time.monotonic() + timeout
         while pending:
@@ -269,8 +270,8 @@ class RewardLoop:
                 pending, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                counts = collections.Counter(names[task] for task in pending)
-                raise TimeoutError(f"after {timeout:g} s calls are still pending, by grader: {dict(counts)}")
+                self._give_up(pending, owners, grades, samples, timeout)
+                break
             for task in done:
                 for row_id, grade in task.result().items():
                     if grade.cause is not None and names[task] in stops:
@@ -278,6 +279,25 @@ class RewardLoop:
                     if row_id in grades:
                         grades[row_id][names[task]] = grade
         return grades
+
+    def _give_up(
+        self,
+        pending: set[asyncio.Task[dict[int, Grade]]],
+        owners: Mapping[asyncio.Task[dict[int, Grade]], tuple[str, int]],
+        grades: Mapping[int, dict[str, Grade]],
+        samples: Sequence[Sample],
+        timeout: float,
+    ) -> None:
+        """At the batch's deadline: what is left is unscorable, or ends the run where a grader's policy says so."""
+        by_name = {grader.name: grader for grader in self.graders}
+        text = f"not graded within the {timeout:g} s that the batch had"
+        for name, owner in sorted(owners[task] for task in pending):
+            if by_name[name].on_failure == "stop":
+                raise RewardStoppedError(f"grader {name!r}: {text}; reward.graders' on_failure is stop")
+            failed = Grade(score=NAN, cause="timeout", text=f"grader {name!r}, timeout: {text}", timeouts=1)
+            for sample in samples:
+                if owner == (sample.group_id if by_name[name].is_group_wise else sample.row_id):
+                    grades[sample.row_id][name] = failed
 
     def _check_sources(self, samples: Sequence[Sample]) -> None:
         for source in sorted({sample.source for sample in samples}):

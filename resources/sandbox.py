@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from resources.sandbox_filter import seccomp_program
 from resources.sandbox_watch import Ended, SandboxLimits, Watched, end_box
@@ -105,10 +106,10 @@ class Sandbox:
                 )
             os.close(tells)
             try:
-                watched = Watched(process, self.limits)
+                watched = Watched(process, self.limits)  # pyright: ignore[reportArgumentType]
                 ended = await watched.wait()
             finally:
-                await end_box(process, told)
+                await end_box(process, told)  # pyright: ignore[reportArgumentType]
             return Finished(
                 ended=ended,
                 exit_code=process.returncode,
@@ -117,7 +118,8 @@ class Sandbox:
                 seconds=time.monotonic() - started,
             )
 
-    def _user(self, slot: int) -> dict[str, object]:
+    def _user(self, slot: int) -> dict[str, Any]:
+        """Under root: a user that owns nothing."""
         if os.geteuid() != 0 or self.is_unsafe:
             return {}
         uid = _FIRST_UID + os.getpid() % 1_000_000 * 64 + slot % 64
@@ -143,7 +145,7 @@ class Sandbox:
 _PRELUDE = """
 import json, os, resource, runpy, sys
 limits, path = json.loads(sys.argv[1]), sys.argv[2]
-os.nice(19)
+os.nice(10)
 for name, amount in (("CPU", limits["cpu_seconds"]), ("AS", limits["memory_bytes"]), ("FSIZE", limits["file_bytes"]),
                      ("NOFILE", limits["open_files"]), ("NPROC", limits["processes"]), ("CORE", 0), ("MSGQUEUE", 0),
                      ("MEMLOCK", 0)):

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 _LOOK_SECONDS = 0.05
-_END_SECONDS = 5.0
+_END_SECONDS = 60.0
+"""For what was killed to be gone: on a loaded machine dying takes its time, and needs no more than that."""
 _MIB = 1 << 20
 
 Ended = Literal["exit", "time", "memory", "output"]
@@ -134,4 +135,5 @@ async def end_box(process: subprocess.Popen[bytes], told: int) -> None:
                 os.close(box)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=_END_SECONDS)
+        await asyncio.wait_for(_ended(process.pid), _END_SECONDS)
+    process.wait(timeout=1.0)

@@ -102,7 +102,8 @@ def _key(name: str, judge: JudgeConfig, secrets: Mapping[str, str] | None) -> Se
         return Secret(secrets[judge.api_key_block])
     from prefect.blocks.system import Secret as SecretBlock  # only a run with such a judge talks to Prefect here
 
-    return Secret(str(SecretBlock.load(judge.api_key_block).get()))
+    block: Any = SecretBlock.load(judge.api_key_block)
+    return Secret(str(block.get()))
 
 
 def _code(grader: GraderConfig) -> CodeSettings:

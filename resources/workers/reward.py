@@ -83,10 +83,10 @@ class RewardWorker:
             rows: row_ids, group_ids, record, input_ids, response_mask, finish_reasons, response_lengths.
             external: grader of kind `model` -> row_ids and scores that its worker group gave.
             is_validation: the graders' plain scores: no truncated_score, normalisation or clipping.
-            deadline_seconds: for all of it.
+            deadline_seconds: for all of it; a response not graded by then is unscorable.
 
         With `normalise` the scores are plain as well, and `normalise(batch_id, moments)` gives the final ones.
-        Raises RewardStoppedError, TimeoutError, ValueError.
+        Raises RewardStoppedError, ValueError.
         """
         started = time.monotonic()
         samples = [
@@ -124,7 +124,7 @@ class RewardWorker:
         self._moments = self._moments + Moments.from_json(moments)
         shard = self._scored.pop(batch_id)
         shaped = shape_scores(shard["scores"].tolist(), self._moments.std, self._config.clip)
-        shard = make_shard({**dict(shard.items()), "scores": torch.tensor(shaped, dtype=torch.float32)})
+        shard = shard.copy().set("scores", torch.tensor(shaped, dtype=torch.float32))
         spans = {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": len(shaped)}
         return {"metrics": {}, "state": self.state(), "spans": spans}, shard
 
@@ -189,7 +189,7 @@ def load_decoder(tokenizer: ModelConfig | str | Path) -> Decoder:
         from transformers import AutoTokenizer
 
         slow = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    return lambda ids: slow.decode(list(ids), skip_special_tokens=True)
+    return lambda ids: str(slow.decode(list(ids), skip_special_tokens=True))
 
 
 def _tokenizer_folder(model: ModelConfig) -> str | None:

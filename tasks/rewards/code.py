@@ -61,7 +61,7 @@ def extract_code(response: str) -> str | None:
 
 def read_tests(answer: Any, extra: Mapping[str, Any]) -> Tests:
     """The tests of a row. Raises ValueError for a row without any, or with something else in their place."""
-    found = extra.get("tests", answer)
+    found: Any = extra.get("tests", answer)
     if isinstance(found, str):
         try:
             found = json.loads(found)

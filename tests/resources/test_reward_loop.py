@@ -176,9 +176,16 @@ def test_a_source_without_grader_is_refused_and_sources_keep_apart(open_loop: Ca
         loop.finish("b", [sample(0, "4", "4", source="chat")], 60.0)
 
 
-def test_a_deadline_names_the_grader_that_is_pending(open_loop: Callable[..., RewardLoop]):
+def test_what_is_not_graded_at_the_deadline_is_unscorable(open_loop: Callable[..., RewardLoop]):
     loop = open_loop(grader("fragile"))
-    with pytest.raises(TimeoutError, match=r"calls are still pending, by grader: \{'g': 1\}"):
+    found = loop.finish("b", [sample(0, "hang"), sample(1, "fine")], 1.0).grades
+    assert found[0]["g"].text == "grader 'g', timeout: not graded within the 1 s that the batch had"
+    assert found[1]["g"].score == 1.0
+
+
+def test_a_deadline_stops_the_run_where_the_policy_says_so(open_loop: Callable[..., RewardLoop]):
+    loop = open_loop(grader("fragile", on_failure="stop"))
+    with pytest.raises(RewardStoppedError, match=r"grader 'g': not graded within the 0\.5 s"):
         loop.finish("b", [sample(0, "hang")], 0.5)
 
 

@@ -107,6 +107,7 @@ def run_step(home: Cluster, folder: Path) -> Iterator[Callable[..., tuple[StepRe
             with use_host(context):
                 result = reward.fn(at, handle)
         scores = context.store.rows([BatchHandle(pool=pool, batch_id=batch_id)], ["scores"]).load()["scores"]
+        groups.pop().shutdown()
         return result, scores.tolist()
 
     yield run
