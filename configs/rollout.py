@@ -33,10 +33,20 @@ class ToolsConfig(Config):
 
     functions: Strings = ()
     """Import paths `module:function`; the schema comes from type hints and docstring."""
+    notation: Literal["json", "inline"] = "json"
+    """`json`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. `inline`: `[name(text)]`."""
+    result_template: str = "{result}"
+    """What is written around a result for a model without chat template."""
     max_turns: Count = 4
+    """Turns of the policy; an episode that wants more is cut and counts as truncated."""
     max_tool_tokens: Count = 64
+    """Of one result, which is cut beyond. All of them count towards `max_response_length`."""
+    timeout_seconds: Seconds = 10.0
+    """Of one tool call, or of one step of the environments; then the policy reads that nothing came."""
     environment: str | None = None
     """Import path of an environment with `reset` and `step`, or `reasoning_gym:NAME`."""
+    environment_options: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of the environment's constructor."""
 
 
 class ServersConfig(Config):

@@ -64,6 +64,9 @@ class SftConfig(Config):
     steps: Annotated[int, Field(ge=0)] = 0
     batch_size: Count = 64
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
+    turns: Strings = ()
+    """Turns of a demonstration as texts with {prompt} and {answer}, for example ["[calculate({prompt})]", "{answer}"]:
+    the tools of rollout.tools answer between them. The answer alone when left out."""
     objective: Literal["causal_lm", "reward_model"] = "causal_lm"
     """`reward_model` trains a scalar head from preference pairs."""
 

@@ -30,6 +30,7 @@ from tasks.runner import PoolTaskRunner
 from tasks.samples import samples
 from tasks.session import current_session
 from tasks.subflow import iteration_run_name
+from tasks.teacher import teacher
 from tasks.validation import validation
 from tasks.weights import load_state, weight_sync
 
@@ -66,6 +67,7 @@ def iteration(iteration: int, attempt: int) -> Any:
     scored = [reward.submit(at, batch), actor_log_probs.submit(at, batch)]
     scored += [reference.submit(at, batch)] if run.needs("reference") else []
     scored += [adapter_reference.submit(at, batch)] if run.has_adapter_reference else []
+    scored += [teacher.submit(at, batch)] if run.needs("teacher") else []
     scored += [critic_values.submit(at, batch)] if run.needs("critic") else []
     estimated = advantage.submit(at, [batch, *scored])
 

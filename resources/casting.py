@@ -26,6 +26,7 @@ WORKERS: dict[str, str] = {
     "rollout": "resources.workers.rollout:RolloutWorker",
     "reward": "resources.workers.reward:RewardWorker",
     "teacher": "resources.workers.teacher:TeacherWorker",
+    "env": "resources.workers.env:EnvWorker",
     "advantage": "resources.workers.compute:ComputeWorker",
     "demonstrations": "resources.workers.demonstrations:DemonstrationWorker",
 }
@@ -85,6 +86,20 @@ def _teacher(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
     return {"args": (teacher.model, cast.config.actor, cast.config.seed), "kwargs": kwargs}
 
 
+def _env(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+    tools = cast.config.rollout.tools
+    path = tools.environment if tools is not None else None
+    if tools is None or path is None:
+        raise ValueError("roles.env is cast and rollout.tools.environment is not set")
+    return {"args": (path, tools.environment_options)}
+
+
+def _demonstrations(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+    config = cast.config
+    turns = config.sft.turns if config.sft is not None else ()
+    return {"args": (cast.model, config.data, config.rollout, turns)}
+
+
 def tokenizer_folder(cast: Casting) -> str:
     """A folder with the policy's tokenizer; one is made for a model that is built or unpacked here."""
     model = cast.model
@@ -105,11 +120,12 @@ ARGUMENTS: dict[str, Arguments] = {
     "reward": _reward,
     "teacher": _teacher,
     "advantage": lambda cast, group: {"kwargs": {"threads": 1}},
-    "demonstrations": lambda cast, group: {"args": (cast.model, cast.config.data), "kwargs": {}},
+    "env": _env,
+    "demonstrations": _demonstrations,
 }
 """Role -> constructor arguments of its workers."""
 
-NEEDS_NO_RENDEZVOUS = ("reward", "advantage")
+NEEDS_NO_RENDEZVOUS = ("reward", "advantage", "env")
 
 
 def duties_of(group: ProcessGroup) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
-from resources.batch import make_shard, ragged_from_values
+from resources.batch import make_shard, ragged_from_rows, ragged_from_values
 from resources.engines.base import FinishReason, GenerationOutput, GenerationRequest
 from resources.graders import FinishedRow
 from resources.prompts import Prompt
@@ -67,18 +68,29 @@ def requests_of(rows: Sequence[RolloutRow], run_seed: int, iteration: int, max_t
     ]
 
 
-def shard_of(rows: Sequence[RolloutRow], outputs: Sequence[GenerationOutput], policy_version: int) -> TensorDict:
-    """The columns a rollout writes, one row an output. Log-probs are 0 on the prompt."""
+def shard_of(
+    rows: Sequence[RolloutRow],
+    outputs: Sequence[GenerationOutput],
+    policy_version: int,
+    *,
+    masks: Sequence[Sequence[bool]] | None = None,
+    row_records: Sequence[bytes] | None = None,
+) -> TensorDict:
+    """The columns a rollout writes, one row an output. Log-probs are 0 on the prompt.
+
+    `masks`: which tokens after the prompt the policy sampled, where not all of them. `row_records`: in place of the
+    prompts' own.
+    """
     ids: list[int] = []
     mask: list[bool] = []
     log_probs: list[float] = []
     records: list[bytes] = []
-    for row, output in zip(rows, outputs, strict=True):
+    for place, (row, output) in enumerate(zip(rows, outputs, strict=True)):
         prompt = row.prompt.ids
         ids += [*prompt, *output.token_ids]
-        mask += [False] * len(prompt) + [True] * len(output.token_ids)
+        mask += [False] * len(prompt) + ([True] * len(output.token_ids) if masks is None else list(masks[place]))
         log_probs += [0.0] * len(prompt) + list(output.log_probs)
-        records.append(row.prompt.record())
+        records.append(row.prompt.record() if row_records is None else row_records[place])
     prompt_lengths = torch.tensor([len(row.prompt.ids) for row in rows], dtype=torch.int64)
     response_lengths = torch.tensor([len(output.token_ids) for output in outputs], dtype=torch.int64)
     lengths = prompt_lengths + response_lengths
@@ -109,16 +121,26 @@ def records_of(rows: TensorDictBase) -> list[dict[str, Any]]:
     return [json.loads(raw[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
 
 
-def finished_row(row: RolloutRow, output: GenerationOutput) -> FinishedRow:
-    """What a grader can start with before the batch is complete."""
+def finished_row(
+    row: RolloutRow, output: GenerationOutput, *, record: bytes | None = None, length: int | None = None
+) -> FinishedRow:
+    """What a grader can start with before the batch is complete. `length`: with what tools answered."""
     return FinishedRow(
         row_id=row.row_id,
         group_id=row.group_id,
-        record=row.prompt.record(),
+        record=row.prompt.record() if record is None else record,
         response_ids=output.token_ids,
         finish_reason=int(output.finish_reason),
-        response_length=len(output.token_ids),
+        response_length=len(output.token_ids) if length is None else length,
         group_size=row.group_size,
+    )
+
+
+def token_versions_of(rows: Sequence[RolloutRow], versions: Sequence[Sequence[int]]) -> Tensor:
+    """The column `token_versions` from the versions of tokens after the prompt; -1 on the prompt."""
+    return ragged_from_rows(
+        [torch.tensor([*([-1] * len(row.prompt.ids)), *own]) for row, own in zip(rows, versions, strict=True)],
+        torch.int64,
     )
 
 

@@ -24,6 +24,7 @@ ADVANTAGE_COLUMNS = ("token_rewards", "advantages", "returns", "train_mask", "co
         "old_log_probs",
         "rollout_log_probs",
         "ref_log_probs",
+        "teacher_log_probs",
         "finish_reasons",
         "response_lengths",
         "policy_versions",

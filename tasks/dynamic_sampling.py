@@ -17,6 +17,7 @@ from resources.rows import Rows, ShardRef
 from resources.telemetry.spans import RankSpan
 from tasks.algorithms.diagnostics import finish_metrics
 from tasks.algorithms.group_advantages import rows_with_signal
+from tasks.environment import environment_options
 from tasks.host import host
 from tasks.replies import Replies, add_sums, call
 from tasks.reward import reward_facts, score_rows
@@ -93,6 +94,7 @@ def sample(
         policy_version,
         skip=list(skip),
         greedy=greedy,
+        **environment_options(),
         is_bulk=True,
     )
 

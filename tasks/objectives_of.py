@@ -11,6 +11,8 @@ from tasks.algorithms.objectives import actor_objective, critic_objective, polic
 
 ACTOR_COLUMNS = ("input_ids", "response_mask", "train_mask", "old_log_probs", "advantages")
 """What every actor objective reads."""
+TOP_K_COLUMNS = ("teacher_top_k_ids", "teacher_top_k_log_probs")
+"""The teacher's likeliest tokens, with `forward_kl_top_k`."""
 CRITIC_COLUMNS = ("input_ids", "response_mask", "train_mask", "values", "returns")
 """What the critic's objective reads."""
 
@@ -28,6 +30,8 @@ def actor_loss(config: RunConfig) -> Callable[..., Any]:
     distillation = config.distillation
     if distillation is not None and distillation.objective == "reverse_kl_loss":
         common["teacher_kl_coef"] = distillation.coef
+    if distillation is not None and distillation.objective == "forward_kl_top_k":
+        common["top_k_kl_coef"] = distillation.coef
     if config.algorithm.loss is not None:
         return partial(import_function(config.algorithm.loss, "algorithm.loss"), **common)
     knobs = {
@@ -53,6 +57,7 @@ def advantage_function(config: RunConfig, kl_coef: float, seed: int) -> Callable
         gae_lambda=algorithm.gae_lambda,
         whiten_advantages=algorithm.whiten_advantages,
         scale_by_std=algorithm.scale_by_std,
+        task_weight=task_weight(config),
         kl_coef=kl_coef,
         kl_estimator=algorithm.kl_estimator,
         pass_k=algorithm.pass_k,
@@ -67,7 +72,8 @@ def advantage_columns(config: RunConfig) -> tuple[str, ...]:
     """Columns the advantage step needs under this configuration."""
     needed = columns_read(**_advantage_settings(config))
     extra = ("old_log_probs", "ref_log_probs") if config.algorithm.needs_reference else ()
-    return tuple(dict.fromkeys((*needed, "group_ids", *extra)))
+    taught = ("old_log_probs", "teacher_log_probs") if config.distillation is not None else ()
+    return tuple(dict.fromkeys((*needed, "group_ids", *extra, *taught)))
 
 
 def actor_columns(config: RunConfig) -> tuple[str, ...]:
@@ -82,20 +88,45 @@ def actor_columns(config: RunConfig) -> tuple[str, ...]:
         names.append("correction_weights")
     if config.distillation is not None and config.distillation.objective == "reverse_kl_loss":
         names.append("teacher_log_probs")
+    if config.distillation is not None and config.distillation.objective == "forward_kl_top_k":
+        names += TOP_K_COLUMNS
     return tuple(dict.fromkeys(names))
 
 
 def _advantage_settings(config: RunConfig) -> dict[str, Any]:
     algorithm = config.algorithm.resolved()
-    distillation = config.distillation
-    is_teacher_reward = distillation is not None and distillation.objective == "reverse_kl_reward"
-    mixes_teacher = is_teacher_reward and algorithm.name != "distillation"
     return {
-        "estimator": algorithm.name,
+        **_estimator_of(config, algorithm.name),
         "kl_in_reward": algorithm.kl_place == "reward" and algorithm.kl_coef > 0,
         "correction": config.correction_mode,
-        "teacher_coef": distillation.coef if mixes_teacher and distillation is not None else 0.0,
     }
+
+
+def _estimator_of(config: RunConfig, name: str) -> dict[str, Any]:
+    """Which estimator gives the task's advantages, and the weights of task and teacher."""
+    distillation = config.distillation
+    if distillation is None:
+        return {"estimator": name, "teacher_coef": 0.0}
+    teacher_coef = distillation.coef if distillation.objective == "reverse_kl_reward" else 0.0
+    task_weight = distillation.task_reward_weight
+    if name != "distillation":
+        return {"estimator": name, "teacher_coef": teacher_coef}
+    if not task_weight:  # the teacher alone: its advantages, or none when it acts through the loss
+        return {"estimator": name, "teacher_coef": 0.0}
+    task = "rloo" if config.rollout.group_size > 1 else "reinforce_plus_plus"
+    return {"estimator": task, "teacher_coef": teacher_coef}
+
+
+def task_weight(config: RunConfig) -> float:
+    """What the estimator's advantages are multiplied by."""
+    distillation = config.distillation
+    if distillation is None:
+        return 1.0
+    if config.algorithm.name != "distillation":
+        return 1.0 if distillation.task_reward_weight is None else distillation.task_reward_weight
+    if distillation.task_reward_weight:
+        return distillation.task_reward_weight
+    return distillation.coef if distillation.objective == "reverse_kl_reward" else 0.0
 
 
 def import_function(path: str, key: str) -> Callable[..., Any]:

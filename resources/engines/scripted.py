@@ -8,6 +8,7 @@ import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ class Script(Config):
     `fixed`: `texts` by the prompt's index."""
     accuracy: Fraction = 0.5
     texts: dict[str, str] = Field(default_factory=dict)
-    """Prompt index (as a string) -> response; the key `*` serves all others."""
+    """Prompt index (as a string) -> response; the key `*` serves all others, and `INDEX/2` the second turn."""
     min_length: Count = 1
     max_length: Count = 16
     """Of `random` responses, stop token included; `max_response_length` cuts them."""
@@ -110,6 +111,8 @@ class ScriptedEngine:
         self._folder = model_folder
         self._state = _State()
         self._generation = 0
+        self._asked: Counter[int] = Counter()
+        """Requests of each row so far, for the turns of an episode."""
         self._update: WeightUpdate | None = None
 
     def generate(
@@ -229,12 +232,15 @@ class ScriptedEngine:
                 stop or [self._random_token(sampling, rng)]
             )
         elif script.mode == "fixed":
-            text = script.texts.get(str(request.prompt_index), script.texts.get("*"))
+            self._asked[request.row_id] += 1
+            keys = (f"{request.prompt_index}/{self._asked[request.row_id]}", str(request.prompt_index), "*")
+            text = next((script.texts[key] for key in keys if key in script.texts), None)
             if text is None:
                 raise ValueError(
                     f"scripted.responses.texts has neither {str(request.prompt_index)!r} nor '*'; add one of them"
                 )
-            ids = self._ids(text) + stop
+            ids = self._ids(text)
+            ids += [] if ids and ids[-1] in sampling.stop_token_ids else stop
         else:
             right = self._ids(request.answer)
             ids = (right if rng.random() < script.accuracy else self._wrong(right, sampling, rng)) + stop

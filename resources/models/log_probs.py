@@ -81,8 +81,9 @@ def chunked_log_probs(
     local_weight = weight.to_local() if isinstance(weight, DTensor) else weight
     local_bias = bias.to_local() if isinstance(bias, DTensor) else bias
     options = _Options(temperature, chunk_tokens, with_entropy, shape, *parts)
+    several = targets if targets.dim() > 1 else targets[:, None]  # [N, M]
     log_probs, entropy = _ChunkedLogProbs.apply(
-        hidden.to(local_weight.dtype), local_weight, local_bias, targets if targets.dim() > 1 else targets[:, None], options
+        hidden.to(local_weight.dtype), local_weight, local_bias, several, options
     )
     log_probs = log_probs.reshape(targets.shape)
     return log_probs, entropy if with_entropy else None

@@ -1,6 +1,7 @@
 """The demonstrations worker: prompts answered as the data says, as rows a trainer can read."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from configs.data import DataConfig
 from configs.model import ModelConfig
+from configs.rollout import RolloutConfig
+from resources.agent_rollout import build_agent_rollout
 from resources.batch import make_shard, ragged_from_rows
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import load_tokenizer
@@ -22,10 +25,16 @@ class DemonstrationWorker:
 
     role = "demonstrations"
 
-    def __init__(self, model: ModelConfig, data: DataConfig) -> None:
+    def __init__(
+        self, model: ModelConfig, data: DataConfig, rollout: RolloutConfig | None = None, turns: Sequence[str] = ()
+    ) -> None:
+        """`turns`: texts of a demonstration's turns; the tools of `rollout` answer between them. See SftConfig."""
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model)
         self._prompts = PromptSource(data, self._tokenizer)
+        self._turns = tuple(turns)
+        ends = {int(self._tokenizer.eos_token_id)}
+        self._agent = build_agent_rollout(rollout, data, self._tokenizer, ends) if rollout is not None else None
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
     def read(self, epoch: int, start: int, count: int) -> tuple[Status, TensorDict]:
@@ -39,10 +48,10 @@ class DemonstrationWorker:
             PromptError: for a prompt without an answer.
         """
         found = self._prompts.rows(epoch, start, count).prompts[self.rank :: self.world_size]
-        answers = [self._answer_ids(prompt) for prompt in found]
+        written = [self._written(prompt) for prompt in found]
+        answers = [ids for ids, _ in written]
         masks = [
-            torch.tensor([False] * len(prompt.ids) + [True] * len(ids))
-            for prompt, ids in zip(found, answers, strict=True)
+            torch.tensor([False] * len(prompt.ids) + mask) for prompt, (_, mask) in zip(found, written, strict=True)
         ]
         shard = make_shard(
             {
@@ -58,6 +67,23 @@ class DemonstrationWorker:
             }
         )
         return {"metrics": {}, "spans": {}}, shard
+
+    def _written(self, prompt: Prompt) -> tuple[list[int], list[bool]]:
+        """Ids after the prompt, and which of them a policy would have to write itself."""
+        if not self._turns:
+            ids = self._answer_ids(prompt)
+            return ids, [True] * len(ids)
+        texts = [turn.format(prompt=prompt.text, answer=prompt.answer) for turn in self._turns]
+        ids, mask = [], []
+        for place, text in enumerate(texts):
+            own = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            is_end = place == len(texts) - 1 or self._agent is None or not self._agent.pauses_at(own[-1])
+            own = [*own, int(self._tokenizer.eos_token_id)] if is_end else list(own)
+            ids, mask = [*ids, *own], [*mask, *[True] * len(own)]
+            if place < len(texts) - 1:
+                said = self._agent.answer_to(text, has_end=is_end) if self._agent is not None else []
+                ids, mask = [*ids, *said], [*mask, *[False] * len(said)]
+        return ids, mask
 
     def _answer_ids(self, prompt: Prompt) -> list[int]:
         if not prompt.answer:

@@ -17,12 +17,14 @@ from transformers import GenerationConfig
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
 from configs.rollout import RolloutConfig, SamplingConfig
+from resources.agent_rollout import build_agent_rollout, episode_metrics
 from resources.dispatch import Dispatch, dispatch
 from resources.engines.base import GenerationOutput, Sampling, build_engine
 from resources.graders import FinishedRow
 from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
 from resources.prompts import Prompt, PromptError, PromptSource
 from resources.rollout_rows import (
+    Metrics,
     RolloutRow,
     facts_of,
     finished_row,
@@ -33,6 +35,7 @@ from resources.rollout_rows import (
     shard_of,
 )
 from resources.seeding import stream_seed
+from resources.telemetry.rollout_gauge import response_length_facts
 from resources.weight_receiver import ReceivesWeights
 
 Status = dict[str, Any]
@@ -79,6 +82,7 @@ class RolloutWorker(ReceivesWeights):
         self.stride = _largest_group(rollout.group_size, self.prompts)
         folder = prepare_model_folder(model, seed)
         self.eos_token_ids = _eos_token_ids(folder, self.tokenizer)
+        self.agent = build_agent_rollout(rollout, data, self.tokenizer, self.eos_token_ids)
         self.engine = build_engine(
             rollout,
             str(folder),
@@ -101,6 +105,7 @@ class RolloutWorker(ReceivesWeights):
         skip: Collection[str] = (),
         stream: Stream | None = None,
         greedy: bool = False,
+        environment: Any = None,
     ) -> tuple[Status, TensorDict]:
         """Sample responses to the `count` prompts from position (epoch, start) on.
 
@@ -114,6 +119,7 @@ class RolloutWorker(ReceivesWeights):
             skip: prompt keys to leave out (curriculum).
             stream: gets finished rows while others still decode.
             greedy: one greedy response a prompt instead (a baseline; row ids are negative).
+            environment: the env role's worker group, where the config has an environment.
 
         Returns:
             status (metrics, facts per row, `next_position`, spans) and this engine's rows.
@@ -131,13 +137,18 @@ class RolloutWorker(ReceivesWeights):
         mine = self._mine(wanted.prompts)
         rows = greedy_rows(mine) if greedy else rows_of(mine, group_size, self.stride)
         sampling = Sampling.from_config(self.rollout.sampling, self.eos_token_ids, greedy=greedy)
-        status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream)
+        status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream, environment)
         position = {"epoch": wanted.epoch, "start": wanted.start, "identity": self.prompts.identity}
         return {**status, "next_position": position}, shard
 
     @dispatch(Dispatch.MESH, bulk=True, split=())
     def evaluate(
-        self, count: int, samples_per_prompt: int = 1, greedy: bool = False, stream: Stream | None = None
+        self,
+        count: int,
+        samples_per_prompt: int = 1,
+        greedy: bool = False,
+        stream: Stream | None = None,
+        environment: Any = None,
     ) -> tuple[Status, TensorDict]:
         """Sample held-out prompts: the first `count`, always the same and with the same seeds, so runs compare.
 
@@ -159,7 +170,7 @@ class RolloutWorker(ReceivesWeights):
         config = self.rollout.sampling
         tempered = SamplingConfig(temperature=self.validation.temperature, stop_token_ids=config.stop_token_ids)
         sampling = Sampling.from_config(tempered, self.eos_token_ids, greedy=greedy)
-        return self._generate(rows, sampling, stream_seed(self.run_seed, "validation"), 0, stream)
+        return self._generate(rows, sampling, stream_seed(self.run_seed, "validation"), 0, stream, environment)
 
     @dispatch(Dispatch.BROADCAST)
     def describe_prompts(self) -> dict[str, Any]:
@@ -189,10 +200,22 @@ class RolloutWorker(ReceivesWeights):
         return [prompt for prompt in prompts if prompt.ordinal % self.num_engines == self.engine_index]
 
     def _generate(
-        self, rows: list[RolloutRow], sampling: Sampling, run_seed: int, iteration: int, stream: Stream | None
+        self,
+        rows: list[RolloutRow],
+        sampling: Sampling,
+        run_seed: int,
+        iteration: int,
+        stream: Stream | None,
+        environment: Any,
     ) -> tuple[Status, TensorDict]:
         started = time.monotonic()
         requests = requests_of(rows, run_seed, iteration, self.rollout.max_response_length)
+        if self.agent is not None:
+            episodes = self.agent.run(self.engine, rows, requests, sampling, environment, stream)
+            shard = self.agent.shard(rows, episodes, self.engine.policy_version)
+            outputs = [episode.sampled() for episode in episodes]
+            facts = _facts_of(outputs, time.monotonic() - started)
+            return self._status(rows, outputs, started, episode_metrics(episodes), facts), shard
         by_id = {row.row_id: row for row in rows}
 
         def hand_on(outputs: list[GenerationOutput]) -> None:
@@ -201,8 +224,18 @@ class RolloutWorker(ReceivesWeights):
 
         outputs = self.engine.generate(requests, sampling, None if stream is None else hand_on)
         shard = shard_of(rows, outputs, self.engine.policy_version)
-        status: Status = {
-            "metrics": rollout_metrics(rows, outputs),
+        return self._status(rows, outputs, started, {}, self.engine.facts.span), shard
+
+    def _status(
+        self,
+        rows: list[RolloutRow],
+        outputs: list[GenerationOutput],
+        started: float,
+        metrics: Metrics,
+        facts: dict[str, Any],
+    ) -> Status:
+        return {
+            "metrics": {**rollout_metrics(rows, outputs), **metrics},
             "rows": facts_of(rows, outputs),
             "policy_version": self.engine.policy_version,
             "spans": {
@@ -210,11 +243,16 @@ class RolloutWorker(ReceivesWeights):
                 "start": started,
                 "end": time.monotonic(),
                 "rows": len(rows),
-                **self.engine.facts.span,
+                **facts,
                 "policy_version": self.engine.policy_version,
             },
         }
-        return status, shard
+
+
+def _facts_of(outputs: list[GenerationOutput], seconds: float) -> dict[str, Any]:
+    lengths = [len(output.token_ids) for output in outputs]
+    rate = sum(lengths) / max(seconds, 1e-9)
+    return {**response_length_facts(lengths), "tokens": sum(lengths), "tokens_per_second": rate}
 
 
 def _largest_group(group_size: int, prompts: PromptSource) -> int:

@@ -4,6 +4,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 
+from tasks.rewards.environment_score import environment_score
 from tasks.rewards.exact_answer import exact_answer, positions_right
 from tasks.rewards.length import overlong_penalty
 from tasks.rewards.math_answer import math_answer
@@ -20,6 +21,7 @@ GRADERS: dict[str, Grader] = {
     "response_format": response_format,
     "overlong_penalty": overlong_penalty,
     "reasoning_gym_answer": reasoning_gym_answer,
+    "environment_score": environment_score,
 }
 
 
