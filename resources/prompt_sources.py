@@ -86,7 +86,7 @@ def _generated(source: SourceConfig, make: "_Task", held_out: bool) -> list[Sour
             seen.setdefault(prompt)
             if len(seen) == wanted:
                 break
-    if len(seen) < wanted:
+    if source.size is not None and len(seen) < wanted:
         part = "held-out" if held_out else "training"
         raise PromptError(
             f"source {source.name!r} asks for {wanted} rows but the {part} part of its space has {len(seen)}; lower "

@@ -34,7 +34,8 @@ class Pending(Protocol):
 class Group(Protocol):
     """What is used of a WorkerGroup."""
 
-    world_size: int
+    @property
+    def world_size(self) -> int: ...
 
     @property
     def ranks(self) -> list[dict[str, Any]]: ...

@@ -318,6 +318,23 @@ def test_wrong_options_are_refused(options, message):
         load_rows(sorting(options=options))
 
 
+def test_a_generated_source_without_a_size_takes_what_its_space_has():
+    rows = load_rows(sorting(options={"num_digits": 2}))
+    held_out = load_rows(sorting(options={"num_digits": 2}), held_out=True)
+    assert len(rows) + len(held_out) == 100
+
+
+@pytest.mark.slow
+def test_a_hub_name_may_be_a_local_folder(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    hub = SourceConfig(name="h", kind="hub", path=str(tmp_path / "data"), prompt_column="question")
+    assert [(row.prompt, row.answer) for row in load_rows(hub)] == [("1+1?", "2")]
+
+
 @pytest.mark.slow
 def test_reasoning_gym_rows_keep_what_its_verifier_needs():
     import reasoning_gym

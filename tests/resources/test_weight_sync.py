@@ -265,3 +265,33 @@ def test_probe_tokens_lie_in_the_vocabulary_and_differ():
         tokens = probe_tokens(vocab_size)
         assert len(set(tokens)) == 16
         assert all(0 <= token < vocab_size for token in tokens)
+
+
+# Adapters
+
+
+def test_merged_adapters_are_sent_the_same_each_time_and_the_base_stays(tmp_path):
+    # BL-137: three syncs of an unchanged actor; nothing accumulates.
+    from configs.model import LoraConfig
+    from resources.engines.huggingface import HuggingFaceEngine
+    from resources.models.causal_lm import prepare_model_folder
+    from tests.resources.workers.tiny import MODEL, actor
+
+    lora = actor(MODEL.model_copy(update={"lora": LoraConfig(rank=2)}))
+    with torch.no_grad():
+        for name, parameter in lora.module.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.3)
+    base = {name: p.detach().clone() for name, p in lora.module.named_parameters() if "lora_" not in name}
+    receiver = Receiver()
+    folder = prepare_model_folder(MODEL, 0, tmp_path)
+    receiver.engine = HuggingFaceEngine(str(folder), dtype="float32", slots=2)
+    untouched = receiver.probe(probe_tokens(100))
+    groups = LocalGroup(lora), LocalGroup(receiver, pid=9)
+    probes = []
+    for version in (1, 2, 3):
+        assert sync(*groups, version, bucket_bytes=4000).probe_gap < 1e-5
+        probes.append(receiver.probe(probe_tokens(100)))
+    assert probes[0] == probes[1] == probes[2] != untouched
+    after = {name: p.detach() for name, p in lora.module.named_parameters() if "lora_" not in name}
+    assert all(torch.equal(base[name], after[name]) for name in base)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from configs.rollout import SamplingConfig
+from configs.rollout import RolloutConfig, SamplingConfig
 from resources.engines.base import (
     FinishReason,
     GenerationOutput,
@@ -284,15 +284,22 @@ def test_a_request_that_cannot_work_is_refused_with_its_row(vllm_engine, samplin
         vllm_engine.generate([request], sampling)
 
 
-def test_the_trainer_keeps_threads_random_numbers_and_dtype_when_an_engine_starts(vllm_engine):
-    assert (
-        torch.set_num_threads.__module__ in ("torch._C", "torch", None) or "skip" not in torch.set_num_threads.__name__
-    )
+def test_the_trainer_can_still_change_its_thread_count(vllm_engine):
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     assert torch.get_num_threads() == before + 1
     torch.set_num_threads(before)
+
+
+def test_starting_an_engine_leaves_random_numbers_and_dtype_alone(tiny_folder, vllm_engine):
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    rollout = RolloutConfig(max_running_sequences=2, kv_cache_bytes=2**20)
+    engine = VllmEngine(rollout, str(tiny_folder), dtype="bfloat16", max_model_length=64, seed=1)
+    assert torch.equal(torch.rand(2), expected)
     assert torch.get_default_dtype() is torch.float32
+    engine.shutdown()
 
 
 def test_facts_tell_tokens_slots_and_finish_times(vllm_engine):
