@@ -29,7 +29,7 @@ def task_rows(run_id) -> list:
         return client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
 
 
-def test_old_iterations_lose_their_task_rows_and_keep_their_own(prefect_session: None):
+def test_old_iterations_go_by_the_chunk_with_their_task_rows_and_the_newest_stay(prefect_session: None):
     @task
     def work() -> int:
         return 1
@@ -40,19 +40,20 @@ def test_old_iterations_lose_their_task_rows_and_keep_their_own(prefect_session:
             work()
         return flow_run_id()
 
-    runs = [iteration() for _ in range(3)]
+    runs = [iteration() for _ in range(4)]
     for _ in range(100):
         if all(len(task_rows(run)) == 3 for run in runs):
             break
         time.sleep(0.1)
     with UiWriter(every_seconds=0.0) as writer:
-        retention = Retention(writer, keep_iterations=1)
+        retention = Retention(writer, keep_iterations=1, chunk=2)
         for run in runs:
             retention.ended(run)
-    assert [len(task_rows(run)) for run in runs] == [0, 0, 3]
-    assert retention.num_pruned == 6
+    assert [len(task_rows(run)) for run in runs] == [0, 0, 3, 3]
+    assert retention.num_pruned == 2
     with get_client(sync_client=True) as client:
-        assert [client.read_flow_run(run).state_name for run in runs] == ["Completed"] * 3
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=runs))
+        assert {run.id for run in client.read_flow_runs(flow_run_filter=chosen)} == set(runs[2:])
 
 
 def test_each_kind_is_one_artifact_however_many_iterations(prefect_session: None):
