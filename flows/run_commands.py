@@ -32,12 +32,19 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
 
     from configs.load import check_config
     from resources.run_directory import RunDirectory, RunDirectoryError
+    from resources.run_summary import finished_summary
 
     try:
         RunDirectory.open(run)
     except RunDirectoryError as error:
         return _refuse(str(error), json_)
-    return run_flow(check_config(yaml.safe_load((run / "config.yaml").read_text()), str(run)), run, json_)
+    config = check_config(yaml.safe_load((run / "config.yaml").read_text()), str(run))
+    summary = finished_summary(run, config.iterations)
+    if summary is None:
+        return run_flow(config, run, json_)
+    print(f"{run} is finished: {config.iterations} of {config.iterations} iterations are done", file=sys.stderr)
+    _print_result(summary, json_)
+    return DONE
 
 
 def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
@@ -76,14 +83,14 @@ def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, 
     except Exception as error:  # noqa: BLE001 - the top of the program: whatever ends a run is told once, in words
         print(f"failed: {error}\nthe run can be resumed: callsheet resume {folder}", file=sys.stderr)
         return FAILED
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        _print_summary(summary)
+    _print_result(summary, as_json)
     return DONE
 
 
-def _print_summary(summary: dict[str, Any]) -> None:
+def _print_result(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary))
+        return
     for name, value in summary.items():
         text = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name:>24}  {'-' if value is None else text}")

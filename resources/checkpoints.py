@@ -9,19 +9,19 @@ The number in the name is the number of iterations done. `latest` goes by number
 checksums hold, never by the clock or by the order of names.
 """
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resources.tensor_files import sync_file
+from resources.tensor_files import file_checksum, sync_file
 
-FORMAT = 1
+FORMAT = 2
+"""1 had other checksums."""
 _NAME = re.compile(r"^iteration-(\d{6,})$")
 
 
@@ -56,33 +56,49 @@ class CheckpointStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._open: set[Path] = set()
+        """Saves of this process that are being written."""
 
     def begin(self, iteration: int) -> Path:
         """An empty folder to write into; leftovers of killed saves are removed first."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(".writing-*"):
-            shutil.rmtree(leftover)
+            if leftover not in self._open:
+                shutil.rmtree(leftover)
         staging = self.folder / f".writing-{iteration:06d}-{os.getpid()}"
+        self._open.add(staging)
+        shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         return staging
 
-    def commit(self, staging: Path, manifest: Manifest) -> Path:
+    def commit(self, staging: Path, manifest: Manifest, checksums: Mapping[str, str] | None = None) -> Path:
         """Checksum and fsync all of `staging`, then publish it by a rename. Publishing twice is harmless.
 
+        `checksums` are of files that their writers have hashed and fsynced already, by path below `staging`.
         Raises OSError (a full disk, say) with nothing published and the older checkpoints untouched.
         """
+        self._open.discard(staging)
         final = self.path_of(manifest.iteration)
         if final.exists():
             shutil.rmtree(staging)
             return final
-        sums = {path.relative_to(staging).as_posix(): _checksum(path) for path in _files(staging)}
+        known = dict(checksums or {})
+        files = {path.relative_to(staging).as_posix(): path for path in _files(staging)}
+        sums = {name: known.get(name) or file_checksum(path) for name, path in files.items()}
         complete = json.dumps({**asdict(manifest), "checksums": sums}, sort_keys=True, indent=1)
-        (staging / "manifest.json").write_text(complete)
-        for path in [*_files(staging), *(p for p in staging.rglob("*") if p.is_dir()), staging]:
+        written = staging / "manifest.json"
+        written.write_text(complete)
+        own = [path for name, path in files.items() if name not in known]
+        for path in [*own, written, *(p for p in staging.rglob("*") if p.is_dir()), staging]:
             sync_file(path)
         os.rename(staging, final)
         sync_file(self.folder)
         return final
+
+    def discard(self, staging: Path) -> None:
+        """Give up a save: its folder goes, and with it the space it took."""
+        self._open.discard(staging)
+        shutil.rmtree(staging, ignore_errors=True)
 
     def path_of(self, iteration: int) -> Path:
         """Where the checkpoint of that many finished iterations lies."""
@@ -108,7 +124,7 @@ class CheckpointStore:
             path = folder / name
             if not path.is_file():
                 raise CheckpointError(f"{folder.name}: {name} is missing")
-            if _checksum(path) != checksum:
+            if file_checksum(path) != checksum:
                 raise CheckpointError(f"{folder.name}: {name} does not match its checksum")
         return Manifest(**raw)
 
@@ -124,17 +140,20 @@ class CheckpointStore:
                 problems.append(str(error))
         return None, problems
 
-    def prune(self, keep: int, keep_also: Collection[int] = ()) -> list[int]:
+    def prune(self, keep: int, keep_also: Collection[int] = (), newest: int | None = None) -> list[int]:
         """Remove all but the newest `keep` checkpoints (-1: all stay) and those of `keep_also`; returns what went.
 
-        The newest whole checkpoint always stays.
+        The newest whole checkpoint always stays: `newest`, just published, or else found by reading all of it.
         """
         if keep == 0 or keep < -1:
             raise ValueError(f"keep is {keep}; use -1 to keep all, or at least 1")
         if keep == -1:
             return []
-        newest, _ = self.latest()
-        stay = set(self.iterations()[-keep:]) | set(keep_also) | ({newest.iteration} if newest else set())
+        stay = set(self.iterations()[-keep:]) | set(keep_also)
+        if newest is None:
+            found, _ = self.latest()
+            newest = found.iteration if found is not None else None
+        stay |= {newest} if newest is not None else set()
         gone = [iteration for iteration in self.iterations() if iteration not in stay]
         for iteration in gone:
             # Renamed first: a half-removed folder must never look like a checkpoint.
@@ -158,8 +177,3 @@ class CheckpointStore:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()

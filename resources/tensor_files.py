@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 Json = dict[str, Any]
+_CHUNK = 16 * 2**20
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +58,108 @@ class TensorFileError(ValueError):
     """A tensor folder that is incomplete or does not fit the tensors it should fill."""
 
 
-def save_tensors(folder: Path, rank: int, tensors: Mapping[str, Tensor], scalars: Json) -> None:
-    """Write this rank's pieces to `folder`, fsynced. Replicated pieces are written by rank 0 alone.
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What one rank holds of a role, on the CPU, and where it lies in the whole tensors."""
 
-    `tensors` may hold DTensors (their local shard is written) and plain tensors (the same on all ranks unless the
-    name says otherwise). `scalars` must be JSON.
+    tensors: Mapping[str, Tensor]
+    boxes: Mapping[str, Json]
+    """Of the pieces this rank writes; a replicated one is written by rank 0 alone."""
+    scalars: Json
+
+
+class NotFiniteError(ValueError):
+    """Weights or optimizer state hold nan or infinity; they are never saved over good ones."""
+
+
+def pieces_of(rank: int, tensors: Mapping[str, Tensor], scalars: Json) -> Pieces:
+    """This rank's pieces of `tensors`, which may hold DTensors (cut) and plain tensors (the same on all ranks).
+
+    Names that start with `rank.` are this rank's own. On the CPU the pieces are the live tensors, not copies.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     pieces: dict[str, Tensor] = {}
     boxes: dict[str, Json] = {}
     for name, tensor in tensors.items():
         local, box, whole = _local_piece(tensor)
-        if local.numel() == 0 and whole:
-            continue
-        if not isinstance(tensor, DTensor) and rank != 0 and not name.startswith("rank."):
-            continue
-        pieces[name] = local.detach().to("cpu").contiguous()
-        boxes[name] = {"offset": list(box.offset), "shape": list(box.shape), "whole": list(whole)}
-    data, index = folder / f"rank-{rank:05d}.safetensors", folder / f"rank-{rank:05d}.json"
-    save_file(_unshared(pieces), data)
-    index.write_text(json.dumps({"boxes": boxes, "scalars": scalars}, sort_keys=True))
-    for path in (data, index):
-        sync_file(path)
+        pieces[name] = local.detach().to("cpu")
+        is_replicated = not isinstance(tensor, DTensor) and rank != 0 and not name.startswith("rank.")
+        if not is_replicated and (local.numel() > 0 or not whole):
+            boxes[name] = {"offset": list(box.offset), "shape": list(box.shape), "whole": list(whole)}
+    return Pieces(pieces, boxes, scalars)
+
+
+def save_tensors(folder: Path, rank: int, tensors: Mapping[str, Tensor], scalars: Json) -> dict[str, str]:
+    """Write this rank's pieces to `folder`; see `pieces_of` and `write_pieces`. `scalars` must be JSON."""
+    return write_pieces(folder, rank, pieces_of(rank, tensors, scalars))
+
+
+def write_pieces(folder: Path, rank: int, pieces: Pieces) -> dict[str, str]:
+    """Write a safetensors file and its index, fsynced; returns file name -> checksum.
+
+    The file is written straight from the tensors' memory: the library's own writer copies every tensor first, and
+    hides a full disk behind an error of its own.
+
+    Raises NotFiniteError, or OSError when the disk says no.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"rank-{rank:05d}"
+    named = {key: pieces.tensors[key].contiguous() for key in sorted(pieces.boxes)}
+    check_finite(named)
+    index = json.dumps({"boxes": dict(pieces.boxes), "scalars": pieces.scalars}, sort_keys=True).encode()
+    sums = {
+        f"{name}.safetensors": _write(folder / f"{name}.safetensors", _safetensors_parts(named)),
+        f"{name}.json": _write(folder / f"{name}.json", [memoryview(index)]),
+    }
+    return sums
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise NotFiniteError naming the first tensor with nan or infinity in it."""
+    for name, tensor in tensors.items():
+        # A sum is finite only if every term is; one that overflows is looked at term by term.
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum())) and not torch.isfinite(tensor).all():
+            raise NotFiniteError(f"{name!r} holds nan or infinity; the state is not saved, the last checkpoint stays")
+
+
+def file_checksum(path: Path) -> str:
+    """Checksum of a file as manifests hold it: it finds damage, it is no protection against forgery."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _safetensors_parts(named: Mapping[str, Tensor]) -> list[memoryview]:
+    """Header and data of a safetensors file (https://github.com/huggingface/safetensors#format)."""
+    header: dict[str, Json] = {}
+    data: list[memoryview] = []
+    at = 0
+    for name, tensor in named.items():
+        flat = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + len(flat)],
+        }
+        data.append(flat)
+        at += len(flat)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [memoryview(len(text).to_bytes(8, "little") + text), *data]
+
+
+def _write(path: Path, parts: Sequence[memoryview]) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("wb", buffering=0) as file:
+        for part in parts:
+            for start in range(0, len(part), _CHUNK):
+                chunk = part[start : start + _CHUNK]
+                digest.update(chunk)
+                while chunk:
+                    chunk = chunk[file.write(chunk) :]
+        os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def load_scalars(folder: Path, rank: int) -> Json:
@@ -139,17 +224,6 @@ def _index(folder: Path) -> dict[str, list[tuple[Path, Box, tuple[int, ...]]]]:
     if not found:
         raise TensorFileError(f"{folder} holds no rank-*.json; it is not a folder of tensors")
     return found
-
-
-def _unshared(pieces: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses two names for one memory (tied heads): later names get a copy."""
-    seen: set[int] = set()
-    unshared: dict[str, Tensor] = {}
-    for name, piece in pieces.items():
-        start = piece.untyped_storage().data_ptr()
-        unshared[name] = piece.clone() if start in seen and piece.numel() else piece
-        seen.add(start)
-    return unshared
 
 
 def sync_file(path: Path) -> None:

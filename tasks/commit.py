@@ -5,22 +5,26 @@ bytes is published, and a resume cuts the file to what the newest checkpoint cou
 """
 
 import time
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from resources.curriculum import curriculum_after
+from resources.run_summary import summarise
 from resources.telemetry.live import IterationView, view_iteration
 from tasks.artifacts import Sample
 from tasks.outcome import Outcome
+from tasks.policies import check_nan_policy
 from tasks.recovery import keep_snapshot
 from tasks.run_state import next_kl_coef
-from tasks.session import Session, manifest_of
+from tasks.saves import WAIT_SECONDS, begin_save, publish_finished, publish_staged
+from tasks.session import Session
 from tasks.watchers import Progress
 
 
 def commit(run: Session, outcome: Outcome) -> None:
     """Make the iteration part of the run."""
     at = outcome.at
+    nan_steps = check_nan_policy(run.config.recovery, run.directory, run.state, outcome.metrics)
     run.state = run.state.after(
         position=outcome.facts["rollout"]["next_position"],
         kl_coef=next_kl_coef(run.config, at.kl_coef, outcome.metrics),
@@ -29,6 +33,7 @@ def commit(run: Session, outcome: Outcome) -> None:
             **curriculum_after(run.state.parts, outcome.facts),
         },
     )
+    run.state = replace(run.state, nan_steps=nan_steps)
     view = _view(outcome)
     line = {
         "iteration": at.iteration,
@@ -37,17 +42,16 @@ def commit(run: Session, outcome: Outcome) -> None:
         **(view.metrics() if view is not None else {}),
         "time/iteration": run.lap(),
         "recovery/attempt": at.attempt,
+        "recovery/count": run.recoveries,
+        "recovery/failed_saves": run.failed_saves,
     }
     run.directory.append(run.directory.metrics, line)
     run.spans.append(*outcome.spans, outcome.span)
     run.history.append(line)
     run.keep_ahead(outcome.ahead)
-    staged = outcome.facts.get("checkpoint", {}).get("folder")
-    if staged is not None:
-        _publish(run, Path(staged), outcome.metrics)
-    run.attempt = 1
     run.hosts.drop(at.batch_id)
-    keep_snapshot(run)
+    _keep(run, outcome)
+    run.recoveries_in_a_row = 0
     run.verdict = view.verdict.line if view is not None else None
     run.report(
         Progress(
@@ -57,7 +61,8 @@ def commit(run: Session, outcome: Outcome) -> None:
             spans=outcome.spans,
             view=view,
             samples=[
-                Sample(**sample, iteration=at.iteration) for sample in outcome.facts.get("samples", {}).get("samples", ())
+                Sample(**sample, iteration=at.iteration)
+                for sample in outcome.facts.get("samples", {}).get("samples", ())
             ],
             subflow_id=outcome.flow_run_id,
         )
@@ -70,26 +75,20 @@ def _view(outcome: Outcome) -> IterationView | None:
 
 
 def finish(run: Session) -> dict[str, Any]:
-    """The summary of the run, as `callsheet train --json` prints it."""
-    first, last = run.validations()
-    metrics = run.history[-1] if run.history else {}
-    return {
-        "run": str(run.directory.path),
-        "iterations": run.state.iteration,
-        "seconds": round(time.monotonic() - run.started, 3),
-        "accuracy_before": first.get("validation/accuracy"),
-        "accuracy_after": last.get("validation/accuracy"),
-        "sampled_accuracy_before": first.get("validation/sampled_accuracy"),
-        "sampled_accuracy_after": last.get("validation/sampled_accuracy"),
-        "explained_variance": metrics.get("critic/explained_variance"),
-        "kl_to_reference": metrics.get("actor/reference_kl"),
-        "verdict": run.verdict,
-    }
+    """The summary of the run, as `callsheet train --json` prints it; first, the last checkpoint is on the disk."""
+    publish_finished(run, WAIT_SECONDS)
+    seconds = time.monotonic() - run.started
+    return summarise(run.directory.path, run.state.iteration, seconds, run.verdict, run.first_validation)
 
 
-def _publish(run: Session, staging: Path, metrics: dict[str, float]) -> None:
-    settings = run.config.checkpoint
-    run.checkpoints.commit(staging, manifest_of(run, metrics))
-    best = run.checkpoints.best(settings.keep_best) if settings.keep_best else None
-    run.checkpoints.prune(settings.keep, {best} if best is not None else ())
-    run.directory.event("checkpoint", iteration=run.state.iteration)
+def _keep(run: Session, outcome: Outcome) -> None:
+    """Snapshot in memory, and the checkpoint on disk where one is due."""
+    staged = outcome.facts.get("checkpoint")
+    is_beside = staged is None and run.is_save_due(run.state.iteration)
+    keep_snapshot(run, outcome.metrics, is_forced=is_beside)
+    if staged is not None:
+        publish_staged(run, staged, outcome.metrics)
+    elif is_beside and run.snapshot is not None:
+        begin_save(run, run.snapshot, outcome.metrics)
+    else:
+        publish_finished(run)

@@ -132,6 +132,10 @@ class HostSet:
         """New placements of pools that were moved; they count from the next `restart` on."""
         self._placements.update(placements)
 
+    def reconfigure(self, config: Any) -> None:
+        """Another config; a host gets it with its next `restart`."""
+        self._config = config
+
     def drop(self, batch_id: str) -> None:
         """Forget a batch in every pool: it is finished, or its iteration failed."""
         self._ask("drop", CALL_DEADLINE_SECONDS, batch_id)

@@ -5,19 +5,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
+from prefect.states import Crashed
 
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
+from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes
+from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
-from tasks.recovery import keep_snapshot
+from tasks.recovery import keep_snapshot, recovering, restore_reward_state
 from tasks.run_state import RunState
+from tasks.saves import save_last_iteration
 from tasks.session import Session, open_directory, open_session
 from tasks.watchers import open_watchers
 
@@ -29,17 +36,42 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 
         check_teachers(config)
-    config, directory = open_directory(config, None if resume is None else Path(resume))
+    config, directory = open_directory(config, _folder_to_resume(config, resume))
     try:
         with open_session(config, directory) as run:
             check_from_nodes()
-            with CancelWatch(flow_run.id) as watch, open_watchers(config, directory.run_id, directory.path) as watchers:
+            with (
+                CancelWatch(flow_run.id) as watch,
+                HostWatch(run.hosts, config.recovery.stopped_after_seconds),
+                open_watchers(config, directory.run_id, directory.path) as watchers,
+            ):
                 run.check_cancelled = watch.check
                 run.watchers = watchers
                 _restore_state(run)
-                yield run
+                with _last_iteration_saved(run):
+                    yield run
     finally:
         directory.release()
+
+
+def _folder_to_resume(config: RunConfig, resume: str | None) -> Path | None:
+    """The folder named; or, when Prefect runs a flow run again, the folder that its first try has left."""
+    if resume is not None:
+        return Path(resume)
+    left = Path(config.run_dir) / config.name
+    return left if (flow_run.run_count or 1) > 1 and (left / "config.yaml").exists() else None
+
+
+@contextlib.contextmanager
+def _last_iteration_saved(run: Session) -> Iterator[None]:
+    """A run that is stopped, by a person or by what it cannot repair, leaves its last iteration on the disk."""
+    is_done = False
+    try:
+        yield
+        is_done = True
+    finally:
+        if not is_done:
+            save_last_iteration(run)
 
 
 def _restore_state(run: Session) -> None:
@@ -53,7 +85,26 @@ def _restore_state(run: Session) -> None:
     run.directory.cut(run.directory.metrics, newest.metrics_bytes if newest is not None else 0)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
     cut_samples(run.directory.samples, run.state.iteration)
-    run.directory.event("resumed" if newest is not None else "started", iteration=run.state.iteration)
+    _close_flow_run_before(run)
+    run.directory.event(
+        "resumed" if newest is not None else "started", iteration=run.state.iteration, flow_run=str(flow_run.id)
+    )
+
+
+def _close_flow_run_before(run: Session) -> None:
+    """A controller that was killed left its flow run `Running` for ever; it is told what happened."""
+    ids = [line["flow_run"] for line in read_lines(run.directory.events) if "flow_run" in line]
+    if not ids or ids[-1] == str(flow_run.id):
+        return
+    with get_client(sync_client=True) as client:
+        try:
+            before = client.read_flow_run(UUID(ids[-1]))
+            if before.state is not None and not before.state.is_final():
+                client.set_flow_run_state(
+                    before.id, Crashed(message="its process ended; resumed by another"), force=True
+                )
+        except ObjectNotFound:
+            return  # another server, or pruned
 
 
 def warm_up(run: Session, flow: Flow[Any, Any]) -> None:
@@ -79,14 +130,33 @@ def _warm_up_casting(run: Session) -> Casting:
 
 
 def prepare(run: Session, flow: Flow[Any, Any]) -> None:
-    """Start the cast and bring it to the run's state."""
+    """Start the cast and bring it to the run's state; a process that dies meanwhile is replaced like any other."""
     if run.is_finished:
         return
     run.cast()
     run.spans.append(_run_record(run), _clock_record(run))
     run.preparation = flow
-    run.synchronise()
-    keep_snapshot(run)
+    _check_data(run)
+    is_ready = False
+    while not is_ready:
+        with recovering(run):
+            if run.snapshot is None:  # else a recovery has prepared everything already
+                restore_reward_state(run)
+                run.synchronise()
+                keep_snapshot(run, {}, is_forced=run.config.recovery.enabled)
+            is_ready = True
+
+
+def _check_data(run: Session) -> None:
+    """A run resumed with other prompts starts at their beginning, and says so."""
+    state = run.state
+    if not state.data_identity:
+        return
+    saved = {"identity": state.data_identity, "epoch": state.epoch, "start": state.start}
+    epoch, start = run.groups["rollout"].call("resume_position", saved)[0]
+    if (epoch, start) != (state.epoch, state.start):
+        run.directory.event("data-changed", before=saved, epoch=epoch, start=start)
+        run.state = replace(state, epoch=epoch, start=start)
 
 
 def _run_record(run: Session) -> RunRecord:

@@ -1,18 +1,27 @@
 """Step two of recovery: whatever is dead comes back under a new incarnation; whatever lives stays as it is."""
 
 import time
+from typing import Any
 
 import ray
 
 from configs.layout import process_groups
 from resources.casting import distinct_groups, start_process_group
-from resources.placement import NoFit, fit
+from resources.placement_groups import PoolError
+from resources.worker_group import WorkerGroup
 from tasks.hosts import HostLostError
-from tasks.session import DoesNotFitError, Session, first_bundle
+from tasks.session import Session, first_bundle
+from tasks.shrink import shrink
 
 DRAIN_SECONDS = 30.0
 """Steps of the failed iteration that still run get this long; then the groups they wait for are restarted."""
 PING_SECONDS = 10.0
+EVIDENCE_SECONDS = 3.0
+"""After an exception in a living worker, the death it may have come from is looked for this long."""
+
+
+class NoNodesLeftError(RuntimeError):
+    """After a node was lost the roles fit nowhere; the run ends and can be resumed on more nodes."""
 
 
 def drain(run: Session) -> None:
@@ -26,8 +35,23 @@ def drain(run: Session) -> None:
         run.lost_hosts.add(pool)  # a host with a step that hangs is replaced, and the workers it calls with it
         for group in distinct_groups(run.groups):
             if group.pool == pool:
-                run.suspects.add(group.name)
+                run.suspects.add(process_name(group))
     run.inflight = []
+
+
+def process_name(group: WorkerGroup) -> str:
+    """What failures call the group's processes: all fused roles of it."""
+    return group.processes.facts.name
+
+
+def find_deaths(run: Session) -> bool:
+    """Whether a process of the run is dead, waiting a little for its supervisor to notice."""
+    end = time.monotonic() + EVIDENCE_SECONDS
+    while time.monotonic() < end:
+        if any(group.failure is not None and group.failure.is_death for group in distinct_groups(run.groups)):
+            return True
+        time.sleep(0.1)
+    return not all(_answers(run, pool) for pool in run.hosts.pools)
 
 
 def rebuild(run: Session) -> list[str]:
@@ -37,7 +61,7 @@ def rebuild(run: Session) -> list[str]:
     if gone:
         _move(run, gone)
     for group in distinct_groups(run.groups):
-        if group.pool not in gone and (group.failure is not None or group.name in run.suspects):
+        if group.pool not in gone and (group.failure is not None or process_name(group) in run.suspects):
             group.restart()
             rebuilt.append(f"group {group.name}")
     for pool in run.hosts.pools:
@@ -60,25 +84,43 @@ def _pools_without_their_nodes(run: Session) -> set[str]:
 
 
 def _move(run: Session, pools: set[str]) -> None:
-    """Cast the roles of `pools` onto the nodes that are left. Raises DoesNotFitError when they are too few."""
+    """Cast the roles of `pools` onto the nodes that are left, fewer of them where the config allows it.
+
+    Raises NoNodesLeftError.
+    """
     for group in distinct_groups(run.groups):
         if group.pool in pools:
             group.shutdown()
     for pool in sorted(pools):
         run.cluster.pools.release_pool(pool)
-    placement = fit(run.config, run.cluster.inventory())
-    if isinstance(placement, NoFit):
-        raise DoesNotFitError(
-            f"after a node was lost the plan no longer fits; the run can be resumed on more nodes\n{placement}"
-        )
-    pins = {name: nodes for name, nodes in placement.pins().items() if name in pools}
-    configs = {name: run.config.pools[name] for name in sorted(pools)}
-    run.cluster.reserve(configs, run.config.ray.placement_deadline_seconds, pins)
+    _reserve(run, pools)
     casting = run.casting()
     for planned in process_groups(run.config):
         if planned.pool in pools:
             run.groups |= start_process_group(run.cluster, casting, planned)
     run.hosts.place({pool: first_bundle(run.cluster, pool) for pool in pools})
+
+
+def _reserve(run: Session, pools: set[str]) -> None:
+    config = run.config
+    while True:
+        wanted = {name: config.pools[name] for name in sorted(pools)}
+        try:
+            run.cluster.reserve(wanted, run.config.ray.placement_deadline_seconds)
+            break
+        except PoolError as error:
+            smaller = shrink(config, pools) if config.recovery.allow_smaller else None
+            if smaller is None:
+                raise NoNodesLeftError(
+                    f"a node was lost and pools {sorted(pools)} do not fit on those that are left; on more nodes the"
+                    f" run can be resumed: callsheet resume {run.directory.path}\n{error}"
+                ) from error
+            config = smaller
+    if config is not run.config:
+        run.config = config
+        run.hosts.reconfigure(config)
+        run.lost_hosts |= set(run.hosts.pools)  # each holds the config it was started with
+        run.directory.event("smaller", pools={name: config.pools[name].size for name in sorted(pools)})
 
 
 def _answers(run: Session, pool: str) -> bool:
@@ -89,5 +131,5 @@ def _answers(run: Session, pool: str) -> bool:
     return True
 
 
-def _has_ended(ref: object) -> bool:
+def _has_ended(ref: Any) -> bool:
     return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])

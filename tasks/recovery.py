@@ -7,30 +7,74 @@ on disk, (5) cuts metrics and spans to it, and (6) the loop runs the iteration a
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from resources.failures import WorkerFailed
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
+
+from resources.casting import STATEFUL, distinct_groups
+from resources.failures import Failure, WorkerFailed
+from resources.reward_scores import Moments
 from tasks.collect import StepFailedError
 from tasks.hosts import HostLostError
-from tasks.rebuild import drain, rebuild
+from tasks.rebuild import drain, find_deaths, rebuild
 from tasks.run_state import RunState
-from tasks.session import Session
-from tasks.snapshots import restore_snapshot, take_snapshot
+from tasks.session import Session, manifest_of
+from tasks.snapshots import pieces_by_node, restore_snapshot, take_snapshot
 
 RECOVERABLE_KINDS = ("exit code", "signal", "out of memory", "node lost", "stopped", "deadline", "stale")
 """An exception inside a worker is not among them: it would come again, so it ends the run with its own text."""
+FAULTS = (StepFailedError, WorkerFailed, HostLostError, TimeoutError, ObjectLostError, RayActorError)
+MAX_BACKOFF = 8
 
 
 class OutOfRecoveriesError(RuntimeError):
     """The budget `recovery.max_recoveries` is used up; the run stops, resumable. The first fault is the cause."""
 
 
-def is_recoverable(fault: BaseException) -> bool:
-    """Whether a fault is the end of a process (or a missed deadline), as against an error that would come again."""
-    cause = fault.__cause__ if isinstance(fault, StepFailedError) and fault.__cause__ is not None else fault
-    if isinstance(cause, WorkerFailed):
-        return cause.failure.kind in RECOVERABLE_KINDS
-    return isinstance(cause, HostLostError | TimeoutError) or _is_lost_object(cause)
+@dataclass(frozen=True, kw_only=True)
+class _Fault:
+    """What is told of a fault."""
+
+    error: BaseException
+    noticed: float
+
+    @property
+    def cause(self) -> BaseException:
+        error = self.error
+        return error.__cause__ if isinstance(error, StepFailedError) and error.__cause__ is not None else error
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.cause.failure if isinstance(self.cause, WorkerFailed) else None
+
+    def facts(self) -> dict[str, Any]:
+        """For the event: who, where, what kind, and the first line of the story."""
+        known = self.failure
+        told: dict[str, Any] = {"role": "task host", "fault": type(self.cause).__name__}
+        if known is not None:
+            told = {
+                "role": known.role, "fault": known.kind, "group": known.group, "rank": known.rank,
+                "node": known.node_ip, "pid": known.pid, "method": known.method,
+            }  # fmt: skip
+        return {**told, "noticed": self.noticed, "cause": str(self.error).splitlines()[0]}
+
+
+def is_recoverable(run: Session, error: BaseException) -> bool:
+    """Whether a fault is the end of a process (or a missed deadline), as against an error that would come again.
+
+    An exception in a living worker counts when a process it depended on is dead: it is what the death looked like
+    from there.
+    """
+    cause = _Fault(error=error, noticed=0.0).cause
+    if isinstance(cause, WorkerFailed) and cause.failure.kind in RECOVERABLE_KINDS:
+        return True
+    if isinstance(cause, HostLostError | TimeoutError | ObjectLostError | WorkerCrashedError):
+        return True
+    if isinstance(cause, RayActorError) and not isinstance(cause, RayTaskError):
+        return True
+    return find_deaths(run)
 
 
 @contextlib.contextmanager
@@ -41,83 +85,108 @@ def recovering(run: Session) -> Iterator[None]:
     """
     try:
         yield
-    except (StepFailedError, WorkerFailed, HostLostError, TimeoutError) as fault:
-        if not (run.config.recovery.enabled and is_recoverable(fault)):
+    except FAULTS as error:
+        fault = _Fault(error=error, noticed=time.monotonic())
+        if not (run.config.recovery.enabled and is_recoverable(run, error)):
             raise
         _recover(run, fault)
 
 
-def keep_snapshot(run: Session) -> None:
-    """Take a snapshot of the state just committed, where `recovery.snapshot_every` says so."""
-    if run.config.recovery.enabled and run.state.iteration % run.config.recovery.snapshot_every == 0:
-        metrics = run.directory.metrics
-        run.snapshot = take_snapshot(run.groups, run.state, metrics.stat().st_size if metrics.exists() else 0)
+def keep_snapshot(run: Session, metrics: Mapping[str, float], *, is_forced: bool = False) -> None:
+    """Take a snapshot of the state just committed, where `recovery.snapshot_every` (or a save) asks for one."""
+    recovery = run.config.recovery
+    is_due = recovery.enabled and run.state.iteration % recovery.snapshot_every == 0
+    if is_due or is_forced:
+        manifest = manifest_of(run, metrics)
+        run.snapshot = take_snapshot(run.groups, run.state, manifest.metrics_bytes, manifest)
+        if len({rank["node_id"] for group in run.groups.values() for rank in group.ranks}) > 1:
+            run.writers.copy_to_another_node(pieces_by_node(run.groups, run.snapshot))
 
 
-def _recover(run: Session, fault: BaseException) -> None:
-    began, first = time.monotonic(), fault
-    failed_at, attempt = run.state.iteration, run.attempt
+def _recover(run: Session, first: _Fault) -> None:
+    failed_at = run.state.iteration
+    fault = first
     while True:
-        run.recoveries += 1
-        if run.recoveries > run.config.recovery.max_recoveries:
-            raise OutOfRecoveriesError(
-                f"{run.recoveries - 1} recoveries are done and recovery.max_recoveries allows no more; "
-                f"the run can be resumed: callsheet resume {run.directory.path}. First cause: {first}"
-            ) from first
-        time.sleep(
-            run.config.recovery.backoff_seconds * min(8, 2 ** (run.recoveries - 1)) if run.recoveries > 1 else 0.0
-        )
+        _spend(run, first)
         try:
+            if fault.failure is not None:
+                run.suspects.add(fault.failure.group)
             drain(run)
             rebuilt = rebuild(run)
             _roll_back(run)
             break
-        except (WorkerFailed, HostLostError, TimeoutError) as again:
-            if not is_recoverable(again):
+        except FAULTS as again:
+            fault = _Fault(error=again, noticed=time.monotonic())
+            if not is_recoverable(run, again):
                 raise
-            fault = again
-    run.attempt = attempt + 1 if run.state.iteration == failed_at else 2
+    for iteration in range(run.state.iteration, failed_at + 1):
+        run.failed_attempts[iteration] += 1
     run.directory.event(
         "recovered",
         iteration=failed_at,
         rolled_back_to=run.state.iteration,
         rebuilt=rebuilt,
-        seconds=round(time.monotonic() - began, 3),
-        cause=str(first).splitlines()[0],
+        seconds=round(time.monotonic() - first.noticed, 3),
+        **first.facts(),
     )
     run.lap()
 
 
+def _spend(run: Session, first: _Fault) -> None:
+    """Take one recovery from the budget, and wait before all but the first of a row without a good iteration."""
+    recovery = run.config.recovery
+    if run.recoveries >= recovery.max_recoveries:
+        raise OutOfRecoveriesError(
+            f"{run.recoveries} recoveries are done and recovery.max_recoveries allows no more; "
+            f"the run can be resumed: callsheet resume {run.directory.path}. First cause: {first.error}"
+        ) from first.error
+    if run.recoveries_in_a_row:
+        time.sleep(recovery.backoff_seconds * min(MAX_BACKOFF, 2 ** (run.recoveries_in_a_row - 1)))
+    run.recoveries += 1
+    run.recoveries_in_a_row += 1
+
+
 def _roll_back(run: Session) -> None:
     """All stateful roles, the run's numbers, and the files go back to one committed point."""
-    for pool_batches in run.hosts.batch_ids().values():
-        for batch_id in pool_batches:
-            run.hosts.drop(batch_id)
-    run.forget_ahead()
+    _drop_open_batches(run)
     snapshot = run.snapshot
     if snapshot is not None and snapshot.fits(run.groups) and snapshot.is_whole():
         restore_snapshot(run.groups, snapshot)
         run.state = snapshot.state
         run.directory.cut(run.directory.metrics, snapshot.metrics_bytes)
+    elif (newest := run.checkpoints.latest()[0]) is not None:
+        run.state = RunState.from_json(newest.state)
+        run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
+        run.directory.cut(run.directory.metrics, newest.metrics_bytes)
     else:
-        _load_newest_checkpoint(run)
+        _start_over(run)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
     run.history = [line for line in run.history if line["iteration"] < run.state.iteration]
+    restore_reward_state(run)
     run.synchronise()
+    if run.snapshot is None or run.snapshot.state is not run.state:
+        keep_snapshot(run, {}, is_forced=True)
 
 
-def _load_newest_checkpoint(run: Session) -> None:
-    newest, _ = run.checkpoints.latest()
-    if newest is None:
-        raise OutOfRecoveriesError(
-            "the snapshot in memory went with its node and there is no checkpoint on disk yet; start the run again"
-        )
-    run.state = RunState.from_json(newest.state)
-    run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
-    run.directory.cut(run.directory.metrics, newest.metrics_bytes)
+def restore_reward_state(run: Session) -> None:
+    """The running normalisation of scores, in the reward workers, as the run's state has it."""
+    if run.config.reward.normalise and "reward" in run.groups:
+        run.groups["reward"].call("load_state", run.state.parts.get("reward", Moments().to_json()))
 
 
-def _is_lost_object(cause: BaseException) -> bool:
-    from ray.exceptions import ObjectLostError
+def _drop_open_batches(run: Session) -> None:
+    batch_ids = {batch_id for held in run.hosts.batch_ids().values() for batch_id in held}
+    for batch_id in sorted(batch_ids | {run.stamp().batch_id}):
+        run.hosts.drop(batch_id)
+        if "reward" in run.groups:
+            run.groups["reward"].call("forget", batch_id)
+    run.forget_ahead()
 
-    return isinstance(cause, ObjectLostError)
+
+def _start_over(run: Session) -> None:
+    """No snapshot and no checkpoint is left: the run begins again, from the seeds that made its start."""
+    for group in distinct_groups({duty: run.groups[duty] for duty in STATEFUL if duty in run.groups}):
+        group.restart()
+    run.hosts.attach(run.groups)
+    run.state = RunState(kl_coef=run.config.algorithm.kl.coef)
+    run.directory.cut(run.directory.metrics, 0)

@@ -26,8 +26,8 @@ class RunState:
     data_identity: str = ""
     """Hash of the prompts; a resume with other prompts starts at their beginning."""
     kl_coef: float = 0.0
-    best: float | None = None
-    """Highest value of `checkpoint.keep_best` so far."""
+    nan_steps: int = 0
+    """Optimizer steps skipped so far because the gradient was no number."""
     parts: dict[str, Any] = field(default_factory=dict)
     """Small JSON state of other parts, by name (reward statistics, curriculum)."""
 

@@ -7,10 +7,11 @@ import contextlib
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import Flow
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -23,7 +24,8 @@ from resources.checkpoints import CheckpointStore, Manifest
 from resources.cluster import Cluster, ClusterError
 from resources.placement import NoFit, fit
 from resources.placement_groups import PoolError
-from resources.run_directory import RunDirectory, RunDirectoryError, read_lines
+from resources.run_directory import RunDirectory, RunDirectoryError
+from resources.snapshot_writer import SnapshotWriters
 from resources.telemetry.recorder import SpanFile
 from resources.worker_group import WorkerGroup
 from tasks.export import start_model
@@ -35,10 +37,14 @@ from tasks.snapshots import Snapshot
 from tasks.stamp import Stamp
 from tasks.step import StepResult
 from tasks.steps import STEPS
-from tasks.subflow import call_iteration
+from tasks.subflow import call_iteration, call_subflow
 from tasks.watchers import Progress, Watcher
 
+if TYPE_CHECKING:
+    from tasks.saves import PendingSave
+
 _CURRENT: list["Session"] = []
+FIRST_VALIDATION = "first_validation"
 WARM_UP_EPOCH = 1_000_000
 """Far behind any epoch of training, so the warm-up has an order of rows of its own."""
 
@@ -63,11 +69,11 @@ class Session:
         self.checkpoints = CheckpointStore(directory.checkpoints)
         self.state = RunState(kl_coef=config.algorithm.kl.coef)
         self.spans = SpanFile(directory.spans)
-        self.attempt = 1
+        self.failed_attempts: Counter[int] = Counter()
+        """Iteration -> how often it failed, or was rolled back, in this process."""
         self.started = time.monotonic()
         self.history: list[dict[str, Any]] = []
         """Metrics lines of this process's iterations, for the console and the summary."""
-        self.first_validation: dict[str, float] = {}
         self.resumed_folder: str | None = None
         """Checkpoint that the stateful roles load before the first iteration."""
         self.preparation: Flow[Any, Any] | None = None
@@ -76,6 +82,14 @@ class Session:
         self.check_cancelled: Callable[[], None] = lambda: None
         self.snapshot: Snapshot | None = None
         self.recoveries = 0
+        self.recoveries_in_a_row = 0
+        """Recoveries since the last iteration that went well."""
+        self.saves: list[PendingSave] = []
+        """Checkpoints that are being written beside the run."""
+        self.failed_saves = 0
+        self.writers = SnapshotWriters(directory.run_id, cluster.worker_env)
+        cluster.adopt(self.writers)
+        self.preparations = 0
         self.inflight: list[StepFuture] = []
         """Steps of the subflow that runs, or of the one that failed."""
         self.suspects: set[str] = set()
@@ -127,9 +141,18 @@ class Session:
         return (validation.every > 0 and done % validation.every == 0) or (is_last and validation.at_end)
 
     @property
+    def attempt(self) -> int:
+        """The attempt of the next iteration; a number that was used is never used again."""
+        return self.failed_attempts[self.state.iteration] + 1
+
+    @property
     def should_save(self) -> bool:
-        """Whether the iteration that is about to run ends with a full checkpoint; the last one always does."""
-        every, done = self.config.checkpoint.every, self.state.iteration + 1
+        """Whether the iteration that is about to run ends with a save step; an asynchronous save needs none."""
+        return not self.config.checkpoint.asynchronous and self.is_save_due(self.state.iteration + 1)
+
+    def is_save_due(self, done: int) -> bool:
+        """Whether a full checkpoint is due after so many iterations; after the last one it always is."""
+        every = self.config.checkpoint.every
         return done == self.config.iterations or (every > 0 and done % every == 0)
 
     @property
@@ -181,9 +204,16 @@ class Session:
         """Bring roles and engines to the run's state: load `resumed_folder` if set, then sync weights."""
         if self.preparation is None:
             raise RuntimeError("the run was not prepared; flows/ppo.py does it before its first iteration")
-        outcome = self.preparation()
+        self.preparations += 1
+        outcome = call_subflow(
+            self.preparation,
+            iteration=self.state.iteration,
+            attempt=self.preparations,
+            outage_seconds=self.config.recovery.prefect_outage_seconds,
+        )
         self.resumed_folder = None
-        self.first_validation = self.first_validation or dict(outcome.metrics)
+        if outcome.metrics and not self.first_validation:
+            self.state = replace(self.state, parts={**self.state.parts, FIRST_VALIDATION: dict(outcome.metrics)})
         self.lap()
 
     def gather(self, at: Stamp, submitted: Sequence[Submitted], ahead: Sequence[StepFuture] = ()) -> Outcome:
@@ -191,6 +221,11 @@ class Session:
         deadline = self.config.recovery.call_deadline_seconds
         self.inflight = [*(one for one in submitted if isinstance(one, StepFuture)), *ahead]
         return gather(at, submitted, ahead, deadline_seconds=deadline, check=self.check_cancelled)
+
+    @property
+    def first_validation(self) -> dict[str, float]:
+        """What held-out prompts scored before the first iteration."""
+        return dict(self.state.parts.get(FIRST_VALIDATION, {}))
 
     def staging_folder(self) -> str:
         """Where the next checkpoint is written before it is published."""
@@ -206,12 +241,6 @@ class Session:
         """Tell whoever watches (the UI, the console, sinks) of a committed iteration."""
         for watcher in self.watchers:
             watcher(progress)
-
-    def validations(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the first and of the last validation of the run."""
-        scored = [line for line in read_lines(self.directory.metrics) if "validation/accuracy" in line]
-        first = self.first_validation or (scored[0] if scored else {})
-        return first, (scored[-1] if scored else {})
 
     # --- rollouts ahead -------------------------------------------------------------------------------------------
 
@@ -243,7 +272,10 @@ class Session:
     @property
     def needs_warm_up(self) -> bool:
         """Whether the config asks for a supervised warm-up that was not published yet."""
-        return self.warm_up_steps > 0 and not (self.warm_model_folder / "config.json").exists()
+        sft = self.config.sft
+        if sft is None or sft.objective != "causal_lm":  # a reward model is fitted by `callsheet sft`, not before PPO
+            return False
+        return sft.steps > 0 and not (self.warm_model_folder / "config.json").exists()
 
     @property
     def warm_up_steps(self) -> int:

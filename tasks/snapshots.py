@@ -11,8 +11,12 @@ from typing import Any
 import ray
 
 from resources.casting import STATEFUL
+from resources.checkpoints import Manifest
 from resources.worker_group import WorkerGroup
 from tasks.run_state import RunState
+
+INLINE_BYTES = 102_400
+"""Smaller objects live in their owner's memory, not in a node's store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,8 @@ class Snapshot:
     metrics_bytes: int
     pieces: Mapping[str, tuple[Any, ...]]
     """Duty -> a reference per rank."""
+    manifest: Manifest | None = None
+    """Of a checkpoint with this state."""
 
     def is_whole(self, timeout_seconds: float = 5.0) -> bool:
         """Whether every piece is still in the object store (a lost node takes its pieces along)."""
@@ -40,11 +46,22 @@ class Snapshot:
         return all(len(pieces) == groups[duty].world_size for duty, pieces in self.pieces.items())
 
 
-def take_snapshot(groups: Mapping[str, WorkerGroup], state: RunState, metrics_bytes: int) -> Snapshot:
+def take_snapshot(
+    groups: Mapping[str, WorkerGroup], state: RunState, metrics_bytes: int, manifest: Manifest | None = None
+) -> Snapshot:
     """Ask every stateful role for its state, all at the same time. Raises WorkerFailed."""
     calls = {duty: groups[duty].submit("snapshot") for duty in STATEFUL if duty in groups}
     pieces = {duty: tuple(ref for _, ref in call.result()) for duty, call in calls.items()}
-    return Snapshot(state=state, metrics_bytes=metrics_bytes, pieces=pieces)
+    return Snapshot(state=state, metrics_bytes=metrics_bytes, pieces=pieces, manifest=manifest)
+
+
+def pieces_by_node(groups: Mapping[str, WorkerGroup], snapshot: Snapshot) -> dict[str, list[Any]]:
+    """Node id -> references to the pieces that its ranks made."""
+    found: dict[str, list[Any]] = {}
+    for duty, pieces in snapshot.pieces.items():
+        for rank, piece in zip(groups[duty].ranks, pieces, strict=True):
+            found.setdefault(rank["node_id"], []).append(piece)
+    return found
 
 
 def restore_snapshot(groups: Mapping[str, WorkerGroup], snapshot: Snapshot) -> None:
@@ -56,11 +73,8 @@ def restore_snapshot(groups: Mapping[str, WorkerGroup], snapshot: Snapshot) -> N
 
 def _is_there(ref: Any) -> bool:
     try:
-        locations = ray.experimental.get_object_locations([ref])
+        where = ray.experimental.get_object_locations([ref])[ref]
     except (ray.exceptions.RayError, ValueError):
         return False
-    return (
-        bool(locations[ref]["node_ids"])
-        or locations[ref]["object_size"] is None
-        or locations[ref]["object_size"] < 102_400
-    )
+    size = where["object_size"]
+    return bool(where["node_ids"]) or size is None or size < INLINE_BYTES

@@ -37,7 +37,25 @@ def iteration_run_name() -> str:
 def call_iteration(
     flow: Flow[Any, Any], *, iteration: int, attempt: int, outage_seconds: float, **parameters: Any
 ) -> Any:
-    """Run `flow(iteration=..., attempt=..., **parameters)` as a subflow; returns what its body returned.
+    """Run `flow(iteration=..., attempt=..., **parameters)` as a subflow; see `call_subflow`."""
+    return call_subflow(
+        flow,
+        iteration=iteration,
+        attempt=attempt,
+        outage_seconds=outage_seconds,
+        parameters={"iteration": iteration, "attempt": attempt, **parameters},
+    )
+
+
+def call_subflow(
+    flow: Flow[Any, Any],
+    *,
+    iteration: int,
+    attempt: int,
+    outage_seconds: float,
+    parameters: Mapping[str, Any] | None = None,
+) -> Any:
+    """Run `flow(**parameters)` as a subflow that iteration and attempt identify; returns what its body returned.
 
     While the API is away before the body has started, waits up to `outage_seconds` and calls again. Once the body
     has run it is not run again: its result is returned although its row could not be closed. Raises what the body
@@ -49,7 +67,7 @@ def call_iteration(
     while True:
         _key_by_identity(guarded, iteration, attempt)
         try:
-            return guarded(iteration=iteration, attempt=attempt, **parameters)
+            return guarded(**(parameters or {}))
         except API_ERRORS as error:
             if outcome.error is not None:
                 raise outcome.error from error

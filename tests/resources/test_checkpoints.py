@@ -101,8 +101,8 @@ def test_a_checkpoint_of_iteration_zero_is_a_checkpoint(store: CheckpointStore):
 def test_an_unknown_format_is_refused(store: CheckpointStore):
     save(store, 1)
     path = store.path_of(1) / "manifest.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(CheckpointError, match="format 99; this version reads 1"):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 99'))
+    with pytest.raises(CheckpointError, match="format 99; this version reads 2"):
         store.read(1)
 
 

@@ -1,0 +1,174 @@
+"""What saving costs, and how long a run takes to go on after a rollout worker died.
+
+    python -m benchmarks.checkpoint [--json] [--small]
+
+Saving is measured on 135M parameters with both moments (1.6 GB), in alternating rounds against writing and syncing as
+many bytes. `--small` takes 5M parameters and skips the recovery.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from configs.environment import apply_defaults
+from configs.model import ModelConfig, ModelShape
+from configs.training import TrainedRoleConfig
+from resources.snapshot_writer import SnapshotWriters
+from resources.workers.actor import ActorWorker
+
+MAX_SYNC = 1.3
+MAX_ASYNC = 0.1
+MAX_RECOVERY_SECONDS = 30.0
+ROUNDS = 3
+LARGE = ModelShape(
+    num_layers=30, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, vocab_size=49152,
+    max_positions=128,
+)  # fmt: skip
+SMALL = ModelShape(
+    num_layers=4, hidden_size=256, intermediate_size=1024, num_heads=4, vocab_size=2048, max_positions=128
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One figure."""
+
+    name: str
+    value: float
+    unit: str
+    target: float
+    better: str
+    ok: bool
+
+
+class Holder:
+    """The actor in a process of its own."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._worker = ActorWorker(ModelConfig(build="tiny", shape=shape), TrainedRoleConfig(), 0)
+
+    def num_bytes(self) -> int:
+        """Of everything a checkpoint holds."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._worker.state()["tensors"].values())
+
+    def save(self, folder: str) -> float:
+        """A save that blocks: seconds."""
+        return _seconds(lambda: self._worker.save_checkpoint(folder))
+
+    def write_bytes(self, folder: str, count: int) -> float:
+        """Writing and syncing as many bytes, in pieces of 16 MiB: seconds."""
+        block = os.urandom(16 * 2**20)
+
+        def write() -> None:
+            with (Path(folder) / "bytes").open("wb", buffering=0) as file:
+                left = count
+                while left > 0:
+                    left -= file.write(block[: min(left, len(block))])
+                os.fsync(file.fileno())
+
+        return _seconds(write)
+
+    def snapshot(self) -> Any:
+        """The copy that every iteration leaves in the object store."""
+        return self._worker.snapshot()[1]
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    begun = time.monotonic()
+    action()
+    return time.monotonic() - begun
+
+
+def measure_saves(shape: ModelShape, folder: Path) -> list[Line]:
+    """Synchronous against raw bytes, and how long an asynchronous save holds its role up."""
+    make: Any = ray.remote(num_cpus=1)(Holder)
+    holder = make.remote(shape)
+    size: int = ray.get(holder.num_bytes.remote())
+    writers = SnapshotWriters("benchmark", {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"})
+    node = ray.get_runtime_context().get_node_id()
+    ratios, syncs, held, snapshots = [], [], [], []
+    for number in range(ROUNDS):
+        place = folder / str(number)
+        place.mkdir()
+        sync: float = ray.get(holder.save.remote(str(place / "sync")))
+        raw: float = ray.get(holder.write_bytes.remote(str(place), size))
+        begun = time.monotonic()
+        kept = holder.snapshot.remote()
+        ray.wait([kept], fetch_local=False)
+        snapshots.append(time.monotonic() - begun)
+        begun = time.monotonic()
+        written = writers.write(node, str(place / "async"), 0, kept)
+        held.append(time.monotonic() - begun)
+        ray.get(written)
+        ratios.append(sync / raw)
+        syncs.append(sync)
+        del kept
+    writers.stop()
+    ray.kill(holder)
+    sync, ratio = statistics.median(syncs), statistics.median(ratios)
+    share = statistics.median(held) / sync
+    spread = statistics.median(snapshots)
+    return [
+        _line("checkpoint_bytes", size / 1e9, "GB", 0.0),
+        _line("checkpoint_sync_seconds", sync, "s", 0.0),
+        _line("checkpoint_sync_over_bytes", ratio, "of writing the bytes", MAX_SYNC),
+        _line("checkpoint_async_blocks", share, "of the synchronous save", MAX_ASYNC),
+        _line("snapshot_in_memory", spread / sync, "of the synchronous save", 0.0),
+    ]
+
+
+def measure_recovery(folder: Path) -> Line:
+    """From the kill of a rollout worker to the next committed iteration, with the tiny model."""
+    from flows.ppo import ppo
+    from tasks.api import prefect_api
+    from tests.chaos.faults import Fault, Injector
+    from tests.chaos.runs import commit_times, tiny_config
+
+    config = tiny_config(folder, "recovery", "split", iterations=4, prefect={"home": str(folder / "prefect")})
+    fault = Fault(iteration=2, target="rollout", step="rollout", number=signal.SIGKILL)
+    ends: dict[int, float] = {}
+    with prefect_api(config.prefect), commit_times(ends), Injector(faults=[fault]) as injector:
+        ppo(config)
+    return _line("rollout_worker_back_after", ends[2] - injector.made[0].at, "s", MAX_RECOVERY_SECONDS)
+
+
+def _line(name: str, value: float, unit: str, target: float) -> Line:
+    return Line(
+        name=name, value=round(value, 4), unit=unit, target=target, better="lower", ok=not target or value <= target
+    )
+
+
+def main() -> int:
+    """Run and print; 0 when every target is met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--small", action="store_true")
+    given = parser.parse_args()
+    apply_defaults()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = 400_000_000 if given.small else 5_000_000_000
+        ray.init(address="local", num_cpus=2, object_store_memory=store, include_dashboard=False, log_to_driver=False)
+        lines = measure_saves(SMALL if given.small else LARGE, folder)
+        ray.shutdown()
+        if not given.small:
+            lines.append(measure_recovery(folder))
+    for line in lines:
+        mark = "" if not line.target else f"  (target {line.target:g}: {'ok' if line.ok else 'MISSED'})"
+        print(json.dumps(asdict(line)) if given.json else f"{line.name:32} {line.value:10.4f} {line.unit}{mark}")
+    return 0 if all(line.ok for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What a run came to, read from its folder: the line that `train` and `resume` print with --json."""
+
+from pathlib import Path
+from typing import Any
+
+from resources.run_directory import read_lines
+
+
+def summarise(
+    run: Path, iterations: int, seconds: float, verdict: str | None, first_validation: dict[str, float]
+) -> dict[str, Any]:
+    """Accuracy before and after, and the last value of what a person asks for first; None where there is none."""
+    lines = list(read_lines(run / "metrics.jsonl"))
+    scored = [line for line in lines if "validation/accuracy" in line]
+    first = first_validation or (scored[0] if scored else {})
+    last = scored[-1] if scored else {}
+    return {
+        "run": str(run),
+        "iterations": iterations,
+        "seconds": round(seconds, 3),
+        "accuracy_before": first.get("validation/accuracy"),
+        "accuracy_after": last.get("validation/accuracy"),
+        "sampled_accuracy_before": first.get("validation/sampled_accuracy"),
+        "sampled_accuracy_after": last.get("validation/sampled_accuracy"),
+        "explained_variance": _last(lines, "critic/explained_variance"),
+        "kl_to_reference": _last(lines, "actor/reference_kl"),
+        "verdict": verdict,
+    }
+
+
+def finished_summary(run: Path, iterations: int) -> dict[str, Any] | None:
+    """The summary of a run whose newest whole checkpoint is its last; None for one that has iterations to go."""
+    from resources.checkpoints import CheckpointStore  # imports torch
+
+    newest, _ = CheckpointStore(run / "checkpoints").latest()
+    if newest is None or newest.iteration < iterations:
+        return None
+    first = newest.state.get("parts", {}).get("first_validation", {})
+    return summarise(run, newest.iteration, 0.0, None, first)
+
+
+def _last(lines: list[dict[str, Any]], name: str) -> float | None:
+    return next((line[name] for line in reversed(lines) if name in line), None)

@@ -1,0 +1,155 @@
+"""Faults from outside: a thread that watches a run as any observer can, and sends signals to its processes.
+
+It looks at the controller's submitted steps (a step runs when everything before it has ended and it has not), at pids
+that Ray and the worker groups know, and at /proc. The product has no hook for it.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from resources.casting import distinct_groups
+from tasks.session import _CURRENT, Session
+
+POLL_SECONDS = 0.003
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Send `number` to `target` in `iteration` while `step` runs (`None`: as soon as the iteration has begun)."""
+
+    iteration: int
+    target: str
+    """A duty (`actor`, `rollout`, ...), `host POOL`, or `grader`."""
+    step: str | None = None
+    number: signal.Signals = signal.SIGKILL
+    rank: int = 0
+
+
+@dataclass(kw_only=True)
+class Done:
+    """A fault that was made."""
+
+    fault: Fault
+    pid: int
+    at: float
+    running: tuple[str, ...]
+    """Steps that ran at that moment."""
+
+
+@dataclass(kw_only=True)
+class Injector:
+    """Makes each fault once; use as a context manager around the flow."""
+
+    faults: Sequence[Fault]
+    made: list[Done] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._left = sorted(self.faults, key=lambda fault: fault.iteration)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="fault-injector", daemon=True)
+
+    def __enter__(self) -> "Injector":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=10.0)
+
+    @property
+    def left(self) -> list[Fault]:
+        """Faults whose moment did not come."""
+        return list(self._left)
+
+    def _watch(self) -> None:
+        while self._left and not self._over.wait(POLL_SECONDS):
+            if not _CURRENT or not ray.is_initialized():
+                continue
+            run, fault = _CURRENT[-1], self._left[0]
+            if run.state.iteration > fault.iteration:
+                self._left.pop(0)
+                self.missed.append(f"{fault}: the iteration was over")
+                continue
+            if run.state.iteration < fault.iteration or run.snapshot is None:
+                continue
+            running = running_steps(run)
+            if fault.step in running if fault.step is not None else running:
+                pid = pid_of(run, fault)
+                if pid is not None:
+                    os.kill(pid, fault.number)
+                    self.made.append(Done(fault=fault, pid=pid, at=time.monotonic(), running=running))
+                    self._left.pop(0)
+
+
+def running_steps(run: Session) -> tuple[str, ...]:
+    """Steps of the present subflow whose inputs are there and that have not ended."""
+    found = []
+    for future in list(run.inflight):
+        refs = [future.wrapped_future, *(one.wrapped_future for one in future._submission.upstream)]
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        if future.wrapped_future not in done and len(done) == len(refs) - 1:
+            found.append(future.task_name)
+    return tuple(found)
+
+
+def pid_of(run: Session, fault: Fault) -> int | None:
+    """The process a fault is meant for; None while it is being rebuilt."""
+    kind, _, pool = fault.target.partition(" ")
+    if kind == "host":
+        return _host_pid(run, pool)
+    if kind == "grader":
+        children = _descendants(run.groups["reward"].ranks[0]["pid"])
+        return children[0] if children else None
+    ranks = run.groups[fault.target].ranks
+    return ranks[fault.rank % len(ranks)]["pid"] or None
+
+
+def pids_of_run(run: Session) -> dict[str, int]:
+    """Every process of the run by a readable name: ranks of groups and task hosts."""
+    found = {
+        f"{group.name}-{rank['rank']}": rank["pid"] for group in distinct_groups(run.groups) for rank in group.ranks
+    }
+    return found | {f"host {pool}": pid for pool in run.hosts.pools if (pid := _host_pid(run, pool)) is not None}
+
+
+def random_faults(seed: int, iterations: int, targets: Sequence[str], steps: Sequence[str]) -> list[Fault]:
+    """One fault an iteration from the second on, chosen by `seed`; mostly deaths, some stops."""
+    chosen = random.Random(seed)
+    return [
+        Fault(
+            iteration=iteration,
+            target=chosen.choice(list(targets)),
+            step=chosen.choice([*steps]),
+            number=chosen.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]),
+            rank=chosen.randrange(4),
+        )
+        for iteration in range(1, iterations)
+    ]
+
+
+def _host_pid(run: Session, pool: str) -> int | None:
+    host: Any = run.hosts._hosts.get(pool)
+    if host is None:
+        return None
+    try:
+        return int(ray.get(host.facts.remote(), timeout=10.0)["pid"])
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        return None
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *_descendants(int(child))]
+    return found

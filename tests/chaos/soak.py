@@ -1,0 +1,98 @@
+"""A soak: a run of many iterations with a random fault about every minute, and the controller killed now and then.
+
+    python -m tests.chaos.soak [--minutes 30] [--seed N]
+
+Bounded: it ends after the minutes, then lets the run finish and compares it with an undisturbed one of the same config.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from configs.environment import apply_defaults
+from resources.process_facts import descendants
+from tests.chaos.commands import Command, processes_of, resume, train, wait_for_iterations, wait_until_gone
+from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
+
+EVERY_SECONDS = 60.0
+CONTROLLER_SHARE = 0.25
+ITERATIONS_PER_MINUTE = 20
+
+
+def main() -> int:
+    """0 when no iteration was lost or doubled and every bit is the same."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
+    given = parser.parse_args()
+    apply_defaults()
+    print(f"soak: {given.minutes:g} minutes, seed {given.seed} (make soak SEED={given.seed})", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        return soak(Path(name), given.minutes, random.Random(given.seed))
+
+
+def soak(folder: Path, minutes: float, chosen: random.Random) -> int:
+    """Disturb, finish, compare."""
+    home = str(folder / "prefect")
+    config = tiny_config(
+        folder,
+        "soak",
+        iterations=max(4, int(minutes * ITERATIONS_PER_MINUTE)),
+        prefect={"home": home},
+        checkpoint={"every": 2},
+        recovery={"max_recoveries": 1000},
+    )
+    run, counts = folder / "soak", {"controller": 0, "process": 0}
+    end = time.monotonic() + 60.0 * minutes
+    command = train(config, folder)
+    wait_for_iterations(command, run, 1)
+    while time.monotonic() < end and command.process.poll() is None:
+        time.sleep(min(chosen.uniform(0.5, 1.5) * EVERY_SECONDS, max(0.0, end - time.monotonic())))
+        if chosen.random() < CONTROLLER_SHARE:
+            counts["controller"] += 1
+            command = _kill_controller(command, run, folder)
+        elif _kill_some_process(command, chosen):
+            counts["process"] += 1
+    code = command.wait(3600.0)
+    if code == 0 and len(metrics_of(run)) < config.iterations:
+        code = 1
+    undisturbed = config.model_copy(update={"name": "undisturbed"})
+    other = train(undisturbed, folder).wait(3600.0)
+    print(json.dumps({"code": code, "undisturbed": other, **counts, "recovered": len(events_of(run, "recovered"))}))
+    if code or other:
+        print(command.output()[-3000:])
+        return 1
+    assert_same_run(run, folder / "undisturbed")
+    left = wait_until_gone("soak")
+    print(f"{config.iterations} iterations, none lost or doubled, all bits equal; processes left: {len(left)}")
+    return 1 if left else 0
+
+
+def _kill_controller(command: Command, run: Path, folder: Path) -> Command:
+    command.send(signal.SIGKILL)
+    command.wait()
+    wait_until_gone(run.name)
+    again = resume(run, folder)
+    wait_for_iterations(again, run, len(metrics_of(run)) + 1)
+    return again
+
+
+def _kill_some_process(command: Command, chosen: random.Random) -> bool:
+    """A worker, a task host, a grader, a snapshot writer: whatever of the run Ray started."""
+    mine = descendants([command.process.pid]) & set(processes_of("soak"))
+    names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in sorted(mine)}
+    able = [pid for pid, name in names.items() if name.startswith("ray::") and "IDLE" not in name]
+    if not able:
+        return False
+    os.kill(chosen.choice(able), chosen.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The disk is full, the Prefect server is away: the run goes on."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.run import RunConfig
+from flows.ppo import ppo
+from resources.checkpoints import CheckpointStore
+from tests.chaos.commands import train, wait_for_iterations, wait_until_gone
+from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
+
+DISK_BYTES = 24 * 2**20
+OUTAGE_SECONDS = 8.0
+
+Undisturbed = Callable[[RunConfig], Path]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system takes root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted in this container")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_a_full_disk_costs_the_save_and_not_the_run(
+    is_asynchronous: bool, small_disk: Path, undisturbed: Undisturbed, prefect_session: None
+):
+    config = tiny_config(
+        small_disk, "full", iterations=6, checkpoint={"every": 2, "keep": 1, "asynchronous": is_asynchronous}
+    )
+    expected = undisturbed(config)
+    ballast = small_disk / "ballast"
+    filled = threading.Thread(target=_fill_after_first_save, args=(small_disk, ballast))
+    filled.start()
+    try:
+        ppo(config)
+    finally:
+        filled.join(timeout=60.0)
+    run = small_disk / "full"
+    assert metrics_of(run) == metrics_of(expected)
+    assert events_of(run, "save-failed")
+    newest, problems = CheckpointStore(run / "checkpoints").latest()
+    assert newest is not None
+    assert newest.iteration == 2
+    assert not problems
+
+
+def _fill_after_first_save(disk: Path, ballast: Path) -> None:
+    """Leave room for lines of text, not for a checkpoint."""
+    while not list((disk / "full" / "checkpoints").glob("iteration-*")):
+        time.sleep(0.02)
+    left = os.statvfs(disk)
+    ballast.write_bytes(b"\0" * max(0, left.f_bavail * left.f_frsize - 60_000))
+
+
+def test_a_server_that_goes_away_and_comes_back_costs_nothing(run_dir: Path, tmp_path: Path, undisturbed: Undisturbed):
+    home = tmp_path / "prefect"
+    config = tiny_config(run_dir, "outage", iterations=6, engine="scripted", prefect={"home": str(home)})
+    expected = undisturbed(config)
+    command = train(config, run_dir)
+    assert wait_for_iterations(command, run_dir / "outage", 2)
+    server = _server_pid(home)
+    os.kill(server, signal.SIGSTOP)
+    time.sleep(OUTAGE_SECONDS)
+    os.kill(server, signal.SIGCONT)
+    os.kill(server, signal.SIGKILL)  # and then it dies: the embedded server is started again
+    assert command.wait() == 0, command.output()[-3000:]
+    assert_same_run(run_dir / "outage", expected)
+    assert wait_until_gone("outage") == []
+
+
+def _server_pid(home: Path) -> int:
+    from resources.prefect_supervisor import read_record
+
+    record = read_record(home)
+    assert record is not None
+    supervisor = record.supervisor_pid
+    return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])

@@ -1,0 +1,114 @@
+"""A node goes: its roles move to the nodes that are left, or the run gets smaller, or it ends and can be resumed."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from configs.run import RunConfig
+from flows.ppo import ppo
+from tasks.rebuild import NoNodesLeftError
+from tasks.session import _CURRENT, Session
+from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
+
+Undisturbed = Callable[[RunConfig], Path]
+AddNode = Callable[[str, int], Any]
+
+
+@pytest.fixture
+def nodes() -> Iterator[Cluster]:
+    """A cluster whose head holds the controller and nothing else."""
+    if ray.is_initialized():
+        ray.shutdown()
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "node_ip_address": "127.0.0.2",
+            "object_store_memory": 150_000_000,
+            "include_dashboard": False,
+        },
+    )
+    yield cluster
+    if ray.is_initialized():
+        ray.shutdown()
+    cluster.shutdown()
+
+
+def remove_in(cluster: Cluster, iteration: int, choose: Callable[[Session], Any]) -> None:
+    """Remove the node that `choose` picks, from a thread, once that iteration runs."""
+
+    def watch() -> None:
+        while not (_CURRENT and _CURRENT[-1].state.iteration >= iteration and _CURRENT[-1].inflight):
+            time.sleep(0.01)
+        cluster.remove_node(choose(_CURRENT[-1]), allow_graceful=False)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def add(cluster: Cluster, ip: str, num_cpus: int) -> Any:
+    return cluster.add_node(num_cpus=num_cpus, node_ip_address=ip, object_store_memory=150_000_000)
+
+
+def node_of_pool(cluster: Cluster, run: Session, pool: str, bundle: int = 0) -> Any:
+    wanted = run.cluster.pools[pool].bundles[bundle].place.node_id
+    return next(node for node in cluster.list_all_nodes() if node.node_id == wanted)
+
+
+def config_on(cluster: Cluster, run_dir: Path, name: str, **sections: Any) -> RunConfig:
+    where = {"address": cluster.address, "num_cpus": None}
+    return tiny_config(run_dir, name, "split", iterations=5, engine="scripted", ray=where, **sections)
+
+
+@pytest.mark.parametrize("pool", ["learn", "sample", "judge"])
+def test_the_roles_of_a_lost_node_move(pool: str, nodes: Cluster, run_dir: Path, undisturbed: Undisturbed):
+    config = config_on(nodes, run_dir, f"move-{pool}")
+    expected = undisturbed(config.model_copy(update={"ray": config.ray.model_copy(update={"address": None})}))
+    for ip in ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6"):
+        add(nodes, ip, 1)  # three pools and a spare; the head holds none, since the controller is there
+    remove_in(nodes, 2, lambda run: node_of_pool(nodes, run, pool))
+    ppo(config)
+    run = run_dir / f"move-{pool}"
+    moved = [event for event in events_of(run, "recovered") if f"pool {pool}" in event["rebuilt"]]
+    assert moved
+    assert all(event["rolled_back_to"] == event["iteration"] for event in moved)
+    assert_same_run(run, expected)
+
+
+def test_without_a_spare_node_the_run_ends_resumable(nodes: Cluster, run_dir: Path, prefect_session: None):
+    pools = {
+        "learn": {"nodes": [1], "cpus_per_bundle": 2},
+        "sample": {"nodes": [1], "cpus_per_bundle": 1},
+        "judge": {"nodes": [1], "cpus_per_bundle": 1},
+    }
+    config = config_on(nodes, run_dir, "no-spare", pools=pools, checkpoint={"every": 1})
+    add(nodes, "127.0.0.3", 2)
+    node = add(nodes, "127.0.0.4", 2)
+    remove_in(nodes, 2, lambda run: node)
+    with pytest.raises(NoNodesLeftError, match="can be resumed"):
+        ppo(config)
+    assert [line["iteration"] for line in metrics_of(run_dir / "no-spare")][:2] == [0, 1]
+
+
+def test_a_role_that_may_be_smaller_goes_on_with_fewer_ranks(nodes: Cluster, run_dir: Path, undisturbed: Undisturbed):
+    pools = {
+        "learn": {"nodes": [1, 1], "cpus_per_bundle": 1},
+        "sample": {"nodes": [1], "cpus_per_bundle": 1},
+        "judge": {"nodes": [1], "cpus_per_bundle": 1},
+    }
+    roles = {"actor": {"pool": "learn", "workers": 2}, "critic": {"pool": "learn", "workers": 2}}
+    config = config_on(
+        nodes, run_dir, "smaller", pools=pools, roles=roles, recovery={"allow_smaller": True}, checkpoint={"every": 1}
+    )
+    for ip in ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6"):
+        add(nodes, ip, 1)
+    remove_in(nodes, 2, lambda run: node_of_pool(nodes, run, "learn", bundle=1))
+    ppo(config)
+    lines = metrics_of(run_dir / "smaller")
+    assert [line["iteration"] for line in lines] == list(range(5))
+    assert events_of(run_dir / "smaller", "smaller")
