@@ -64,6 +64,8 @@ class Script(Config):
     """Of `random` responses, stop token included; `max_response_length` cuts them."""
     lengths: Literal["uniform", "long_tail"] = "uniform"
     """`long_tail`: most near `min_length`, one in fifty near `max_length`."""
+    by_token: bool = False
+    """A step takes the time of one token, as a real engine's does; else it lasts until a response ends."""
     faults: Annotated[tuple[FaultScript, ...] | list[FaultScript], Field()] = ()
 
 
@@ -170,6 +172,8 @@ class ScriptedEngine:
             return []
         ends = [(row.started or now) + row.seconds(self._per_token) for row in state.running]
         first = min(ends)
+        if self.script.by_token:
+            first = min(first, now + self._per_token)
         time.sleep(max(0.0, first - now))
         done = [row for row, end in zip(state.running, ends, strict=True) if end <= first]
         state.running = [row for row, end in zip(state.running, ends, strict=True) if end > first]

@@ -1,0 +1,386 @@
+"""Rollout servers: engine replicas that take single requests, from rollouts, agents and an HTTP endpoint alike.
+
+Least loaded with prefix affinity; continuous batching; a request whose replica dies or that is stuck goes elsewhere and
+is answered once; weights change between two tokens, and every token keeps the version it was sampled with.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from resources.engines.base import FinishReason, GenerationOutput, GenerationRequest, Sampling
+from resources.prefix_router import PrefixRouter
+from resources.replicas import Replica, ReplicaLost
+from resources.request_serving import Orders, Report
+from resources.seeding import stream_seed
+
+CALLS_AHEAD = 2
+"""Calls on their way to a replica: it never waits for the next one."""
+SECONDS_A_CALL = 0.05
+"""A call takes as many decode steps as fit; new requests wait this long for their first token at most."""
+MAX_STEPS = 256
+POLL_SECONDS = 0.2
+
+
+class RequestLostError(RuntimeError):
+    """A request that no replica could answer: too many of them died under it, none is left, or time ran out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """The answer to a request; the lists are as long as `token_ids`."""
+
+    row_id: int
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    versions: tuple[int, ...]
+    """Policy version each token was sampled with."""
+    finish_reason: FinishReason
+    seconds: float
+    replica: str
+    dispatches: int
+    """Replicas it was sent to because one was lost or stuck; 1 for most."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    request: GenerationRequest
+    sampling: Sampling
+    future: "Future[Completion]"
+    added: float
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    losses: int = 0
+    is_aborted: bool = False
+    resumes: int = 0
+    """How often it was paused; each part of the response has noise of its own."""
+    replica: int | None = None
+    sent: float = 0.0
+
+    def next_request(self, wire_id: int) -> GenerationRequest:
+        request = self.request
+        seed = request.seed if not self.resumes else stream_seed(request.seed, "resume", self.resumes)
+        return GenerationRequest(
+            row_id=wire_id,
+            prompt_ids=(*request.prompt_ids, *self.ids),
+            seed=seed,
+            max_tokens=request.max_tokens - len(self.ids),
+            answer=request.answer,
+            prompt_index=request.prompt_index,
+        )
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What the servers know of one replica."""
+
+    replica: Replica
+    waiting: deque[int] = field(default_factory=deque)
+    """Wire ids to send with the next call."""
+    open: set[int] = field(default_factory=set)
+    """Wire ids it has, or will get."""
+    aborting: set[int] = field(default_factory=set)
+    """Wire ids to end with the next call, whether anybody waits for them or not."""
+    flights: int = 0
+    steps: int = 8
+    is_alive: bool = True
+    cause: str = ""
+
+
+class RolloutServers:
+    """See the module. Thread-safe; one thread a replica."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        deadline_seconds: float = 120.0,
+        max_redispatches: int = 2,
+        stuck_seconds: float | None = None,
+    ) -> None:
+        """`deadline_seconds`: of a whole request. `stuck_seconds`: on one replica, then it is sent to another."""
+        self._deadline, self._max_redispatches, self._stuck = deadline_seconds, max_redispatches, stuck_seconds
+        self._lanes = {index: _Lane(replica=replica) for index, replica in enumerate(replicas)}
+        self._router = PrefixRouter()
+        self._wire_ids = itertools.count()
+        self._wired: dict[int, _Pending] = {}
+        """Wire id -> request, of requests that a replica has. A new id with every dispatch: what a replica that was
+        given up still says is not taken."""
+        self._parked: list[_Pending] = []
+        self._is_paused = self._is_closed = False
+        self._changed = threading.Condition()
+        self.redispatches = 0
+        self.policy_version = 0
+        self._threads = [
+            threading.Thread(target=self._serve, args=(index,), name=f"server-{lane.replica.name}", daemon=True)
+            for index, lane in self._lanes.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- for callers ----------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest, sampling: Sampling) -> "Future[Completion]":
+        """Queue one request. The future raises RequestLostError, or ValueError for a request no engine can answer."""
+        pending = _Pending(request=request, sampling=sampling, future=Future(), added=time.monotonic())
+        with self._changed:
+            if self._is_closed:
+                raise RequestLostError("the servers are closed")
+            self._place(pending)
+            self._changed.notify_all()
+        return pending.future
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> list[Completion]:
+        """Answer all requests; the answers come in request order."""
+        futures = [self.submit(request, sampling) for request in requests]
+        return [future.result(timeout=self._deadline + 60.0) for future in futures]
+
+    def abort(self, row_ids: Collection[int] | None = None) -> None:
+        """End requests (all by default); they are answered with what was sampled, finish reason ABORT."""
+        wanted = None if row_ids is None else set(row_ids)
+        with self._changed:
+            for lane in self._lanes.values():
+                for wire in lane.open:
+                    if wanted is None or self._wired[wire].request.row_id in wanted:
+                        self._wired[wire].is_aborted = True
+                        lane.aborting.add(wire)
+            for pending in [p for p in self._parked if wanted is None or p.request.row_id in wanted]:
+                self._parked.remove(pending)
+                self._answer(pending, FinishReason.ABORT, "none")
+            self._changed.notify_all()
+
+    def pause(self, timeout: float = 120.0) -> None:
+        """Stop sampling: what runs is parked with the tokens it has. Returns when no replica works any more."""
+        end = time.monotonic() + timeout
+        with self._changed:
+            self._is_paused = True
+            self._changed.notify_all()
+            while any(lane.is_alive and (lane.flights or lane.open) for lane in self._lanes.values()):
+                if not self._changed.wait(timeout=min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
+                    busy = [lane.replica.name for lane in self._lanes.values() if lane.flights or lane.open]
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"replicas {busy} did not pause within {timeout:g} s")
+
+    def resume(self) -> None:
+        """Go on: parked requests are sampled further, from the tokens they have."""
+        with self._changed:
+            self._is_paused = False
+            parked, self._parked = self._parked, []
+            for index in self._lanes:
+                self._router.forget(index)  # new weights drop every prefix
+            for pending in parked:
+                self._place(pending)
+            self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which no token is sampled, for a weight update."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def replace(self, index: int, replica: Replica) -> None:
+        """A replica that came back."""
+        with self._changed:
+            self._lanes[index] = _Lane(replica=replica)
+            self._router.forget(index)
+            thread = threading.Thread(target=self._serve, args=(index,), name=f"server-{replica.name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """Refuse what comes and fail what is open."""
+        with self._changed:
+            self._is_closed = True
+            for pending in [*self._wired.values(), *self._parked]:
+                self._fail(pending, RequestLostError("the servers were closed"))
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=10.0)
+        for lane in self._lanes.values():
+            lane.replica.close()
+
+    @property
+    def loads(self) -> dict[str, int]:
+        """Replica -> open requests."""
+        with self._changed:
+            return {lane.replica.name: len(lane.open) for lane in self._lanes.values()}
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Replica that was lost -> why."""
+        with self._changed:
+            return {lane.replica.name: lane.cause for lane in self._lanes.values() if not lane.is_alive}
+
+    # --- with the lock held ---------------------------------------------------------------------------------------
+
+    def _place(self, pending: _Pending) -> None:
+        """Give a request to a replica."""
+        if self._is_paused:
+            self._parked.append(pending)
+            return
+        loads = {index: len(lane.open) for index, lane in self._lanes.items() if lane.is_alive}
+        if pending.replica is not None and len(loads) > 1:
+            loads.pop(pending.replica, None)  # it was lost or stuck there
+        if not loads:
+            causes = "; ".join(lane.cause for lane in self._lanes.values())
+            self._fail(pending, RequestLostError(f"request {pending.request.row_id}: no replica is left: {causes}"))
+            return
+        index = self._router.route([*pending.request.prompt_ids, *pending.ids], loads)
+        wire = next(self._wire_ids)
+        pending.replica, pending.sent = index, time.monotonic()
+        self._wired[wire] = pending
+        self._lanes[index].open.add(wire)
+        self._lanes[index].waiting.append(wire)
+
+    def _take_back(self, lane: _Lane, wire: int) -> _Pending:
+        lane.open.discard(wire)
+        lane.aborting.discard(wire)
+        if wire in lane.waiting:
+            lane.waiting.remove(wire)
+        return self._wired.pop(wire)
+
+    def _again(self, pending: _Pending, why: str) -> None:
+        """Send it elsewhere, unless that was done too often."""
+        pending.losses += 1
+        if pending.losses > self._max_redispatches:
+            self._fail(
+                pending,
+                RequestLostError(
+                    f"request {pending.request.row_id} was sent {pending.losses} times and lost each time, last "
+                    f"because {why}; rollout.servers.max_redispatches is {self._max_redispatches}"
+                ),
+            )
+            return
+        self.redispatches += 1
+        self._place(pending)
+
+    def _fail(self, pending: _Pending, error: Exception) -> None:
+        if not pending.future.done():
+            pending.future.set_exception(error)
+
+    def _answer(self, pending: _Pending, reason: FinishReason, replica: str) -> None:
+        if pending.future.done():
+            return
+        pending.future.set_result(
+            Completion(
+                row_id=pending.request.row_id,
+                token_ids=tuple(pending.ids),
+                log_probs=tuple(pending.log_probs),
+                versions=tuple(pending.versions),
+                finish_reason=reason,
+                seconds=time.monotonic() - pending.added,
+                replica=replica,
+                dispatches=pending.losses + 1,
+            )
+        )
+
+    # --- one thread a replica -------------------------------------------------------------------------------------
+
+    def _serve(self, index: int) -> None:
+        lane = self._lanes[index]
+        flights: deque[Callable[[], Report]] = deque()
+        try:
+            while True:
+                orders = self._next_orders(lane, len(flights))
+                if orders is not None:
+                    flights.append(lane.replica.send(orders))
+                if not flights:
+                    return
+                if orders is None or len(flights) >= CALLS_AHEAD:
+                    self._hear(lane, flights.popleft()())
+        except ReplicaLost as error:
+            self._lose(lane, str(error))
+
+    def _next_orders(self, lane: _Lane, flying: int) -> Orders | None:
+        """What to send; None when there is nothing to send now (then the oldest call is heard) or ever."""
+        with self._changed:
+            lane.flights = flying
+            self._changed.notify_all()
+            while not self._is_closed:
+                self._look_at_clocks(lane)
+                orders = self._orders(lane)
+                if orders is not None or flying:
+                    lane.flights += orders is not None
+                    return orders
+                self._changed.wait(timeout=POLL_SECONDS)
+            return None
+
+    def _orders(self, lane: _Lane) -> Orders | None:
+        if self._is_paused:
+            for wire in list(lane.waiting):
+                self._parked.append(self._take_back(lane, wire))
+            return Orders(abort=tuple(lane.open), steps=0) if lane.open and not lane.flights else None
+        for wire in lane.aborting & set(lane.waiting):
+            self._answer(self._take_back(lane, wire), FinishReason.ABORT, lane.replica.name)
+        abort = tuple(lane.aborting)
+        lane.aborting.clear()
+        add = tuple((self._wired[wire].next_request(wire), self._wired[wire].sampling) for wire in lane.waiting)
+        lane.waiting.clear()
+        return Orders(add=add, abort=abort, steps=lane.steps) if lane.open or abort else None
+
+    def _look_at_clocks(self, lane: _Lane) -> None:
+        """Requests that took too long fail; those that are stuck here go elsewhere."""
+        now = time.monotonic()
+        for wire in list(lane.open):
+            pending = self._wired[wire]
+            if now - pending.added > self._deadline:
+                self._fail(pending, RequestLostError(self._late(pending)))
+                lane.aborting.add(wire)
+            elif self._stuck is not None and now - pending.sent > self._stuck and len(self._alive()) > 1:
+                self._take_back(lane, wire)
+                lane.aborting.add(wire)
+                self._again(pending, f"replica {lane.replica.name} did not finish it within {self._stuck:g} s")
+                self._changed.notify_all()
+
+    def _late(self, pending: _Pending) -> str:
+        return (
+            f"request {pending.request.row_id} had no answer within {self._deadline:g} s "
+            "(rollout.servers.request_deadline_seconds)"
+        )
+
+    def _alive(self) -> list[_Lane]:
+        return [lane for lane in self._lanes.values() if lane.is_alive]
+
+    def _hear(self, lane: _Lane, report: Report) -> None:
+        with self._changed:
+            self.policy_version = max(self.policy_version, report.version)
+            if report.steps and report.seconds > 0.0:
+                fitting = int(SECONDS_A_CALL * report.steps / report.seconds)
+                lane.steps = min(MAX_STEPS, max(1, (lane.steps + fitting) // 2))
+            for wire, why in report.refused:
+                if wire in self._wired:
+                    self._fail(self._take_back(lane, wire), ValueError(why))
+            for output in report.finished:
+                if output.row_id in self._wired and output.row_id in lane.open:
+                    self._finish(lane, output, report.version)
+
+    def _finish(self, lane: _Lane, output: GenerationOutput, version: int) -> None:
+        pending = self._take_back(lane, output.row_id)
+        pending.ids += output.token_ids
+        pending.log_probs += output.log_probs
+        pending.versions += [version] * len(output.token_ids)
+        if output.finish_reason is FinishReason.ABORT and not pending.is_aborted:
+            if len(pending.ids) < pending.request.max_tokens:
+                pending.resumes += 1
+                pending.replica = None
+                self._parked.append(pending)
+                return
+            self._answer(pending, FinishReason.LENGTH, lane.replica.name)
+            return
+        self._answer(pending, output.finish_reason, lane.replica.name)
+
+    def _lose(self, lane: _Lane, cause: str) -> None:
+        with self._changed:
+            lane.is_alive, lane.cause, lane.flights = False, cause, 0
+            for wire in list(lane.open):
+                self._again(self._take_back(lane, wire), cause)
+            self._changed.notify_all()
