@@ -18,7 +18,10 @@ from configs.problems import ConfigError
 from resources.node_resources import NodeResources
 
 DONE, FAILED, REFUSED = 0, 1, 2
-COMMAND_MODULES = ("flows.run_commands", "flows.report_commands", "flows.cluster_commands", "flows.data_commands")
+COMMAND_MODULES = (
+    "flows.run_commands", "flows.report_commands", "flows.cluster_commands", "flows.data_commands",
+    "flows.side_commands",
+)  # fmt: skip
 """Each registers its commands with `app` when it is imported."""
 
 app = cyclopts.App(

@@ -114,6 +114,7 @@ def export(
     folder: Annotated[Path, Parameter(help="The Hugging Face folder to write; it must not exist.")],
     *,
     iteration: Annotated[int | None, Parameter(help="Which checkpoint; the newest complete one when left out.")] = None,
+    adapter: Annotated[bool, Parameter(negative="", help="Of a LoRA run: the adapter alone, for peft.")] = False,
 ) -> int:
     """Write the policy of a checkpoint as a Hugging Face folder (safetensors, config.json, tokenizer)."""
     from resources.checkpoints import CheckpointError, CheckpointStore
@@ -129,7 +130,9 @@ def export(
         raise Refused(f"checkpoint {iteration}: {error}; there are {store.iterations()}") from None
     if manifest is None:
         raise Refused(f"{run} has no complete checkpoint yet; one is written every checkpoint.every iterations")
-    export_checkpoint(config, run, store.path_of(manifest.iteration), folder)
+    if adapter and config.model.lora is None:
+        raise Refused(f"{run} has no adapter: model.lora is not set; leave --adapter out")
+    export_checkpoint(config, run, store.path_of(manifest.iteration), folder, as_adapter=adapter)
     print(f"{folder}: the policy after {manifest.iteration} iterations")
     return DONE
 

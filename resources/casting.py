@@ -29,6 +29,8 @@ WORKERS: dict[str, str] = {
     "env": "resources.workers.env:EnvWorker",
     "advantage": "resources.workers.compute:ComputeWorker",
     "demonstrations": "resources.workers.demonstrations:DemonstrationWorker",
+    "preferences": "resources.workers.preferences:PreferenceWorker",
+    "reward_trainer": "resources.workers.reward_trainer:RewardTrainerWorker",
 }
 """Role -> the class that plays it unless the config names another."""
 
@@ -122,6 +124,8 @@ ARGUMENTS: dict[str, Arguments] = {
     "advantage": lambda cast, group: {"kwargs": {"threads": 1}},
     "env": _env,
     "demonstrations": _demonstrations,
+    "preferences": lambda cast, group: {"args": (cast.model, cast.config.data), "kwargs": {}},
+    "reward_trainer": _trained("actor"),
 }
 """Role -> constructor arguments of its workers."""
 
@@ -159,19 +163,22 @@ def start_process_group(
     cluster: Cluster, casting: Casting, group: ProcessGroup, duties: list[str] | None = None
 ) -> dict[str, WorkerGroup]:
     """Start the processes of one group of the plan."""
-    specs = [worker_spec(casting, group, duty) for duty in duties or duties_of(group)]
+    chosen = duties or duties_of(group)
+    specs = [worker_spec(casting, group, duty, is_first=duty == chosen[0]) for duty in chosen]
     pool = cluster.pools[group.pool]
     if len(specs) == 1:
         return {specs[0].role: start_group(cluster, pool, specs[0], bundles=group.bundles)}
     return start_groups(cluster, pool, specs, "fused", bundles=group.bundles)
 
 
-def worker_spec(casting: Casting, group: ProcessGroup, duty: str) -> WorkerSpec:
-    """How the workers of `duty` are made; `teacher.NAME` is the duty of one teacher."""
+def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: bool = True) -> WorkerSpec:
+    """How the workers of `duty` are made; `teacher.NAME` is the duty of one teacher.
+
+    Only one of several fused roles, the one that `is_first`, claims the share of their process.
+    """
     kind = duty.partition(".")[0]
     role: RoleName = next((role for role in group.roles if duty in HYBRID_ROLES.get(role, (role,))), group.roles[0])
     placed = casting.config.roles.get(role)
-    is_first = duty == duties_of(group)[0]  # only one of several fused roles claims the share of their process
     pool = casting.config.pools[group.pool]
     mesh = Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel) if placed is not None else Mesh()
     return WorkerSpec(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from configs.model import ModelConfig
 from configs.run import RunConfig
+from resources.models.causal_lm import prepare_model_folder
 from resources.workers.actor import ActorWorker
 
 
@@ -17,9 +18,18 @@ def start_model(config: RunConfig, run: Path) -> ModelConfig:
     return ModelConfig.model_validate({**own, **moved})
 
 
-def export_checkpoint(config: RunConfig, run: Path, checkpoint: Path, folder: Path) -> None:
-    """Write the policy in `checkpoint` as a folder that transformers and vLLM load. Raises TensorFileError."""
-    actor = ActorWorker(start_model(config, run), config.actor, config.seed)
+def export_checkpoint(
+    config: RunConfig, run: Path, checkpoint: Path, folder: Path, *, as_adapter: bool = False
+) -> None:
+    """Write the policy in `checkpoint` as a folder that transformers and vLLM load; `as_adapter` as one for peft.
+
+    Raises TensorFileError, and ValueError for the adapter of a run without `model.lora`.
+    """
+    model = start_model(config, run)
+    actor = ActorWorker(model, config.actor, config.seed)
     actor.load_checkpoint(str(checkpoint))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    actor.export(str(folder))
+    if as_adapter:
+        actor.export_adapter(str(folder), str(prepare_model_folder(model, config.seed)))
+    else:
+        actor.export(str(folder))

@@ -4,6 +4,7 @@ The same step bodies on the same workers; what is left out is placement, paralle
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from resources.worker_process import import_worker
 from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
 from tasks.critic import critic_update, critic_values
+from tasks.export import start_model
 from tasks.graders_of import build_graders
 from tasks.host import HostContext, call_step, use_host
 from tasks.reference import adapter_reference, reference
@@ -25,7 +27,9 @@ from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.run_state import RunState, next_kl_coef
 from tasks.samples import samples
+from tasks.session import WARM_UP_EPOCH
 from tasks.step import StepResult
+from tasks.supervised import actor_fit, demonstrations, publish_model
 from tasks.teacher import teacher
 from tasks.validation import validation
 from tasks.weights import weight_sync
@@ -45,6 +49,28 @@ def cast_here(
                 groups[duty] = LocalGroup(duty, [maker(*spec.args, **spec.kwargs)])
     make_siblings({duty: group.workers[0] for duty, group in groups.items()})
     return groups
+
+
+def warm_up_here(config: RunConfig, folder: Path) -> ModelConfig:
+    """The supervised warm-up of the config in this process; publishes `folder`/model and gives its config."""
+    sft = config.sft
+    if sft is None:
+        raise ValueError("the config has no sft section, so there is no warm-up to run")
+    fitting = config.model_copy(update={"actor": config.actor.model_copy(update={"optimizer": sft.optimizer})})
+    group = next(group for group in process_groups(config) if "actor" in duties_of(group))
+    casting = Casting(config=fitting, model=config.model)
+    groups: dict[str, LocalGroup] = {}
+    for duty in ("actor", "demonstrations"):
+        spec = worker_spec(casting, group, duty)
+        maker: Any = import_worker(str(spec.worker))
+        groups[duty] = LocalGroup(duty, [maker(*spec.args, **spec.kwargs)])
+    run = LocalRun(fitting, groups)
+    at = replace(run.state.stamp(fitting, 0), epoch=WARM_UP_EPOCH, count=sft.steps * sft.batch_size)
+    with use_host(run.context):
+        rows = call_step(demonstrations, at)
+        call_step(actor_fit, at, rows, sft.steps)
+        call_step(publish_model, at, str(folder / "model"))
+    return start_model(config, folder)
 
 
 class LocalRun:

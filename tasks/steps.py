@@ -9,7 +9,14 @@ from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.samples import samples
 from tasks.step import Step
-from tasks.supervised import actor_fit, demonstrations
+from tasks.supervised import (
+    actor_fit,
+    demonstrations,
+    preferences,
+    publish_model,
+    publish_reward_model,
+    reward_model_fit,
+)
 from tasks.teacher import teacher
 from tasks.validation import validation
 from tasks.weights import weight_sync
@@ -18,4 +25,6 @@ ITERATION_STEPS: tuple[Step, ...] = (
     rollout, reward, actor_log_probs, reference, adapter_reference, teacher, critic_values, advantage, critic_update,
     actor_update, samples, weight_sync, validation, checkpoint,
 )  # fmt: skip
-STEPS: tuple[Step, ...] = (*ITERATION_STEPS, demonstrations, actor_fit)
+STEPS: tuple[Step, ...] = (
+    *ITERATION_STEPS, demonstrations, actor_fit, publish_model, preferences, reward_model_fit, publish_reward_model,
+)  # fmt: skip

@@ -4,12 +4,16 @@ Merging happens on gathered copies, tensor by tensor, so exporting never touches
 repeated without adding the adapter twice.
 """
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -73,6 +77,36 @@ def merged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def merged_names(module: nn.Module) -> list[str]:
     """The names `merged_tensors` yields."""
     return [name.replace(".base_layer.", ".") for name, _ in _without_adapters(module)]
+
+
+def adapter_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The adapters alone, whole, under the names peft saves them by. Every rank must run through them together."""
+    for name, tensor in whole_tensors((name, p) for name, p in module.named_parameters() if ".lora_" in name):
+        yield f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}", tensor
+
+
+def export_adapter(folder: Path, config: LoraConfig, base: str, named: Iterator[tuple[str, Tensor]]) -> None:
+    """Write a folder that `peft.PeftModel.from_pretrained(base model, folder)` reads; published by one rename.
+
+    `base` is the folder or hub name of the model that was adapted.
+    """
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=config.dropout,
+        target_modules=list(config.target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    staging = folder.with_name(f".{folder.name}-{os.getpid()}")
+    staging.mkdir(parents=True)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in named}, staging / "adapter_model.safetensors")
+    settings.save_pretrained(str(staging))
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.rename(staging, folder)
 
 
 def _without_adapters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,15 @@ from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import build_causal_lm, load_tokenizer
 from resources.models.export import export_folder
 from resources.models.log_probs import head_of
-from resources.models.lora import adapter_layers, adapters_off, add_adapters, merged_names, merged_tensors
+from resources.models.lora import (
+    adapter_layers,
+    adapter_tensors,
+    adapters_off,
+    add_adapters,
+    export_adapter,
+    merged_names,
+    merged_tensors,
+)
 from resources.models.policy import PolicyModel
 from resources.models.weights import Bucket, in_buckets, tensor_checksum
 from resources.update_plan import UpdatePlan
@@ -124,6 +132,19 @@ class ActorWorker(SendsWeights, TrainedWorker):
         if self.rank == 0:
             lm = self.module.lm
             export_folder(Path(folder), lm.config, load_tokenizer(self.model_config), gathered)
+
+    @dispatch(Dispatch.BROADCAST)
+    def export_adapter(self, folder: str, base: str) -> None:
+        """Write the adapters alone as a peft folder for the model at `base`; all ranks gather, rank 0 writes.
+
+        Raises ValueError for an actor without adapters.
+        """
+        config = self.model_config.lora
+        if config is None:
+            raise ValueError("there is no adapter to export: model.lora is not set; export the whole model")
+        named = list(adapter_tensors(self.module.lm))
+        if self.rank == 0:
+            export_adapter(Path(folder), config, base, iter(named))
 
     @dispatch(Dispatch.BROADCAST)
     def checksum(self, wire_dtype: str | None = None) -> dict[str, int]:

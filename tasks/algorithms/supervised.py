@@ -24,6 +24,13 @@ def supervised_objective(
     return loss, mean_metric("sft/loss", -log_probs, mask)
 
 
+def preference_objective(
+    chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], td: Mapping[str, Tensor]
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """`preference_loss` as a worker calls it: `num_sequences` of the mini-batch counts its pairs."""
+    return preference_loss(chosen, rejected, td["num_sequences"])
+
+
 def preference_loss(
     chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], num_pairs: Float[Tensor, ""]
 ) -> tuple[Float[Tensor, ""], Metrics]:
