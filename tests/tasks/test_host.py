@@ -6,6 +6,8 @@ import pytest
 import ray
 import torch
 from prefect import flow
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from resources.batch import make_shard
 from resources.rows import ShardRef
@@ -159,3 +161,22 @@ def test_a_host_gets_the_api_address_and_no_path_of_the_controller(prefect_sessi
     assert env["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] == "false"
     assert env["MORE"] == "1"
     assert not {"PREFECT_HOME", "PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_PROFILES_PATH"} & set(env)
+
+
+@step(role="critic")
+def where() -> StepResult:
+    return StepResult(facts={"group": ray.get_runtime_context().get_placement_group_id()})
+
+
+def test_a_step_runs_inside_the_placement_group_of_its_pool(prefect_session: None, ray_session: None):
+    group = placement_group([{"CPU": 1}])
+    assert group.wait(30)
+    bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+
+    @flow(task_runner=ON_POOLS, persist_result=False)
+    def iteration():
+        return collect([where.submit()], 60)[0].facts["group"]
+
+    with start_hosts(run_id="placed", role_pools={"critic": "main"}, steps=[where], placements={"main": bundle}):
+        assert iteration() == group.id.hex()
+    remove_placement_group(group)
