@@ -84,9 +84,12 @@ def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
 def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
     """Settings of one engine or way of sync are refused where they would be ignored."""
     rollout = config.rollout
-    if rollout.servers.enabled and rollout.engine != "vllm":
-        rule = f"rollout.engine is {rollout.engine!r}, which takes no single requests"
-        yield Problem("rollout.servers.enabled", True, rule, "use engine vllm, or turn servers off")
+    if rollout.servers.enabled and placed(config, "rollout").colocate == "fused":
+        rule = "roles.rollout is fused with other roles, and each server is a process of its own"
+        yield Problem("rollout.servers.enabled", True, rule, "make roles.rollout.colocate shared or split")
+    if rollout.tools is not None and placed(config, "rollout").tensor_parallel > 1 and not rollout.servers.enabled:
+        rule = "tools answer each peer of a tensor-parallel engine at another time, and peers must be told the same"
+        yield Problem("rollout.tools", "given", rule, "enable rollout.servers, or set tensor_parallel to 1")
     if rollout.servers.openai_port is not None and not rollout.servers.enabled:
         rule = "rollout.servers.enabled is false, so nothing would listen"
         yield Problem("rollout.servers.openai_port", rollout.servers.openai_port, rule, "enable servers")

@@ -162,7 +162,17 @@ def _ask(config: "RunConfig", roles: tuple[RoleName, ...]) -> _Ask:
 
 
 def _parts(config: "RunConfig", ask: _Ask) -> list[_Ask]:
-    """One ask a teacher, each with bundles of its own: the teacher pool is cut into contiguous sub-pools."""
+    """One ask a teacher, each with bundles of its own: the teacher pool is cut into contiguous sub-pools.
+
+    One a replica of the rollout servers: an engine that dies then takes no other with it.
+    """
+    if ask.roles == ("rollout",) and config.rollout.servers.enabled:
+        size = config.roles["rollout"].tensor_parallel
+        starts = range(0, len(ask.bundles), size)
+        return [
+            replace(ask, part=str(index), bundles=ask.bundles[start : start + size])
+            for index, start in enumerate(starts)
+        ]
     if ask.roles != ("teacher",) or not config.teachers:
         return [ask]
     parts: list[_Ask] = []

@@ -71,9 +71,15 @@ def _trained(settings: str) -> Arguments:
 
 def _rollout(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
     tensor_parallel = cast.config.roles[group.roles[0]].tensor_parallel
+    replica = {"replica": int(group.part)} if group.part else {}
     return {
         "args": (cast.config.rollout, cast.model, cast.config.data, cast.config.seed),
-        "kwargs": {"threads": group.threads, "tensor_parallel": tensor_parallel, "validation": cast.config.validation},
+        "kwargs": {
+            "threads": group.threads,
+            "tensor_parallel": tensor_parallel,
+            "validation": cast.config.validation,
+            **replica,
+        },
     }
 
 

@@ -39,6 +39,8 @@ class ReceivesWeights:
 
     engine: Engine
     siblings: dict[str, Any]
+    rank_offset: int = 0
+    """Ranks of the replicas before this one, where each is a worker group of its own."""
     _weight_channel: WeightChannel | None = None
 
     @dispatch(Dispatch.BROADCAST)
@@ -61,7 +63,7 @@ class ReceivesWeights:
         """Meet the sender and the other engines; returns when all are there."""
         self._close_channel()
         store = join_meeting_point(host, port, timeout_seconds)
-        rank = 1 + int(os.environ.get("RANK", "0"))
+        rank = 1 + self.rank_offset + int(os.environ.get("RANK", "0"))
         self._weight_channel = WeightChannel(store, rank, num_receivers + 1, wire_device(), timeout_seconds)
 
     @dispatch(Dispatch.BROADCAST)

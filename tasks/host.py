@@ -22,6 +22,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.collections import visit_collection
 
 from resources.rows import Rows, ShardRef
+from resources.served_group import ServedGroup, replicas_of
 from resources.store import BatchHandle, BatchStore, StoreView
 from resources.telemetry.spans import RankSpan
 from tasks.call import FlowRunFacts, TaskCall, Upstream, decode, encode, resolve_task
@@ -44,12 +45,26 @@ class HostContext:
     """Duty (actor, rollout, critic, ...) -> worker group."""
     services: dict[str, Any] = field(default_factory=dict)
     """Managers that are no worker group (reward loop, rollout servers, teachers), by name."""
+    served: tuple[Any, ServedGroup] | None = None
+    """The rollout servers, with the incarnations of the replicas they were made of."""
 
     def group(self, duty: str) -> Any:
         """Worker group that does `duty`. Raises LookupError naming those there are."""
+        if duty == "rollout" and duty not in self.groups and replicas_of(self.groups):
+            return self._served_rollout()
         if duty not in self.groups:
             raise LookupError(f"no worker group does {duty!r} in this run; there are {sorted(self.groups)}")
         return self.groups[duty]
+
+    def _served_rollout(self) -> ServedGroup:
+        """The replicas as one group; made anew when one of them came back under a new incarnation."""
+        replicas = replicas_of(self.groups)
+        key = tuple((name, group.incarnation) for name, group in sorted(replicas.items()))
+        if self.served is None or self.served[0] != key:
+            if self.served is not None:
+                self.served[1].shutdown()
+            self.served = (key, ServedGroup(self.config, replicas))
+        return self.served[1]
 
     def service(self, name: str) -> Any:
         """Manager `name`. Raises LookupError naming those there are."""

@@ -153,7 +153,8 @@ def _check_data(run: Session) -> None:
     if not state.data_identity:
         return
     saved = {"identity": state.data_identity, "epoch": state.epoch, "start": state.start}
-    epoch, start = run.groups["rollout"].call("resume_position", saved)[0]
+    reader = next(group for name, group in run.groups.items() if name.partition(".")[0] == "rollout")
+    epoch, start = reader.call("resume_position", saved)[0]
     if (epoch, start) != (state.epoch, state.start):
         run.directory.event("data-changed", before=saved, epoch=epoch, start=start)
         run.state = replace(state, epoch=epoch, start=start)

@@ -19,10 +19,11 @@ from configs.model import ModelConfig
 from configs.rollout import RolloutConfig, SamplingConfig
 from resources.agent_rollout import build_agent_rollout, episode_metrics
 from resources.dispatch import Dispatch, dispatch
-from resources.engines.base import GenerationOutput, Sampling, build_engine
+from resources.engines.base import Engine, GenerationOutput, Sampling, build_engine
 from resources.graders import FinishedRow
 from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
 from resources.prompts import Prompt, PromptError, PromptSource
+from resources.request_serving import ServesRequests
 from resources.rollout_rows import (
     Metrics,
     RolloutRow,
@@ -33,8 +34,10 @@ from resources.rollout_rows import (
     rollout_metrics,
     rows_of,
     shard_of,
+    token_versions_of,
 )
 from resources.seeding import stream_seed
+from resources.served_engine import ServedEngine
 from resources.telemetry.rollout_gauge import response_length_facts
 from resources.weight_receiver import ReceivesWeights
 
@@ -43,7 +46,7 @@ Stream = Callable[[Sequence[FinishedRow]], None]
 """Gets rows as they finish, between two decode steps; it must hand them on and return."""
 
 
-class RolloutWorker(ReceivesWeights):
+class RolloutWorker(ReceivesWeights, ServesRequests):
     """One rank of the rollout role: an engine, or a tensor-parallel part of one."""
 
     role = "rollout"
@@ -58,8 +61,13 @@ class RolloutWorker(ReceivesWeights):
         validation: ValidationConfig | None = None,
         threads: int | None = None,
         tensor_parallel: int = 1,
+        replica: int = 0,
+        engine: Engine | None = None,
     ) -> None:
         """Read the prompts and start the engine on the model's own weights (policy version 0).
+
+        `replica`: number of this engine among replicas that are worker groups of their own. `engine`: in place of one
+        made here, for a worker that only reads prompts and makes rows.
 
         Raises PromptError, ModelError, or ValueError for ranks that `tensor_parallel` does not divide.
         """
@@ -70,6 +78,7 @@ class RolloutWorker(ReceivesWeights):
             )
         if threads is not None:
             torch._C.set_num_threads(threads)  # an engine may have replaced torch.set_num_threads
+        self.rank_offset = replica * tensor_parallel
         self.rank, self.engine_index, self.num_engines = rank, rank // tensor_parallel, world_size // tensor_parallel
         self.rollout, self.data, self.validation = rollout, data, validation
         self.siblings: dict[str, Any] = {}
@@ -83,13 +92,13 @@ class RolloutWorker(ReceivesWeights):
         folder = prepare_model_folder(model, seed)
         self.eos_token_ids = _eos_token_ids(folder, self.tokenizer)
         self.agent = build_agent_rollout(rollout, data, self.tokenizer, self.eos_token_ids)
-        self.engine = build_engine(
+        self.engine = engine or build_engine(
             rollout,
             str(folder),
             dtype=rollout.dtype or model.dtype,
             vocab_size=int(load_model_config(model).get_text_config().vocab_size),
             max_model_length=rollout.max_model_length or data.max_prompt_length + rollout.max_response_length,
-            seed=stream_seed(seed, "engine", self.engine_index),
+            seed=stream_seed(seed, "engine", self.engine_index + replica),
             tensor_parallel=tensor_parallel,
         )
 
@@ -224,6 +233,10 @@ class RolloutWorker(ReceivesWeights):
 
         outputs = self.engine.generate(requests, sampling, None if stream is None else hand_on)
         shard = shard_of(rows, outputs, self.engine.policy_version)
+        if isinstance(self.engine, ServedEngine):
+            versions = [self.engine.token_versions[row.row_id] for row in rows]
+            shard["token_versions"] = token_versions_of(rows, versions)
+            self.engine.forget()
         return self._status(rows, outputs, started, {}, self.engine.facts.span), shard
 
     def _status(

@@ -1,0 +1,147 @@
+"""A stock OpenAI client drives episodes over loopback; what it sampled is what the actor trains on."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from openai import BadRequestError, OpenAI
+
+from resources.engines.base import Sampling
+from resources.engines.huggingface import HuggingFaceEngine
+from resources.models.causal_lm import load_tokenizer, prepare_model_folder
+from resources.openai_endpoint import OpenAiEndpoint
+from resources.openai_episodes import rows_of_episode
+from resources.prompts import Prompt
+from resources.replicas import LocalReplica
+from resources.request_serving import ServesRequests
+from resources.rollout_rows import RolloutRow
+from resources.rollout_servers import RolloutServers
+from tasks.algorithms.objectives import actor_objective
+from tests.resources.workers.tiny import MODEL, actor, plans, weights_of
+
+CHAT = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAiEndpoint]:
+    folder: Path = prepare_model_folder(MODEL, 0, tmp_path_factory.mktemp("cache"))
+    worker = ServesRequests()
+    worker.engine = HuggingFaceEngine(str(folder), dtype="float32", slots=8)
+    tokenizer = load_tokenizer(MODEL)
+    tokenizer.chat_template = CHAT
+    servers = RolloutServers([LocalReplica("a", worker)])
+    endpoint = OpenAiEndpoint(
+        servers, tokenizer, Sampling(stop_token_ids=(2,)), max_model_length=64, max_tokens=6, seed=5
+    )
+    yield endpoint
+    endpoint.close()
+    servers.close()
+
+
+def client(endpoint: OpenAiEndpoint, episode: str) -> OpenAI:
+    return OpenAI(base_url=endpoint.url_of(episode), api_key="unused", max_retries=0, timeout=60.0)
+
+
+def say(openai: OpenAI, messages: list[Any], **options: Any) -> Any:
+    return openai.chat.completions.create(model="policy", messages=messages, **options)
+
+
+def test_an_episode_driven_by_a_stock_client_is_trained_on(endpoint: OpenAiEndpoint) -> None:
+    messages: list[Any] = [{"role": "user", "content": "7+5="}]
+    with client(endpoint, "train") as openai:
+        first = say(openai, messages)
+        messages += [first.choices[0].message, {"role": "user", "content": "?"}]
+        second = say(openai, messages)
+    assert second.usage.prompt_tokens > first.usage.total_tokens
+    branches = endpoint.log.take("train")
+    assert len(branches) == 1
+    assert branches[0].num_calls == 2
+
+    prompt = Prompt(ordinal=3, source="s", index=3, text="7+5=", answer="12", extra={}, ids=(1,), group_size=None)
+    _, shard = rows_of_episode(RolloutRow(row_id=30, prompt=prompt, group_size=1), branches, 30)
+    assert shard["group_ids"].tolist() == [3]
+    mask = shard["response_mask"].values()
+    assert int(mask.sum()) == first.usage.completion_tokens + second.usage.completion_tokens
+    assert set(shard["token_versions"].values()[mask].tolist()) == {0}
+    worker = actor()
+    scored, before = worker.compute_log_probs(shard)[1], weights_of(worker)
+    # The engine sampled with these very weights: its log-probs are the actor's, token by token, over both turns.
+    torch.testing.assert_close(
+        shard["rollout_log_probs"].values()[mask], scored["old_log_probs"].values()[mask], atol=2e-4, rtol=0
+    )
+    shard["old_log_probs"] = scored["old_log_probs"]
+    shard["advantages"] = torch.nested.nested_tensor_from_jagged(mask.float(), shard["input_ids"].offsets())
+    loss = functools.partial(actor_objective, policy_loss="distillation", aggregation="token-mean")
+    metrics = worker.update(shard, plans(shard)[0], loss)["metrics"]
+    assert metrics["actor/grad_norm"] > 0
+    assert any(bool((before[name] != now).any()) for name, now in weights_of(worker).items())
+
+
+def test_the_ids_of_an_answer_are_kept_although_its_text_reads_otherwise(endpoint: OpenAiEndpoint) -> None:
+    """Special tokens leave the text; the next prompt still has them, since the answer is never encoded again."""
+    messages: list[Any] = [{"role": "user", "content": "ab"}]
+    with client(endpoint, "ids") as openai:
+        first = say(openai, messages)
+        answer = first.choices[0]
+        messages += [{"role": "assistant", "content": answer.message.content}, {"role": "user", "content": "c"}]
+        say(openai, messages)
+    (branch,) = endpoint.log.take("ids")
+    sampled = [piece.token for piece in answer.logprobs.content]
+    tokenizer = load_tokenizer(MODEL)
+    start = branch.prompt_length
+    assert [tokenizer.decode([token]) for token in branch.ids[start : start + len(sampled)]] == sampled
+    ended = sampled[-1] == "<eos>"
+    behind = tokenizer.decode(branch.ids[start + len(sampled) :][: 12 + (not ended) * 1])
+    assert behind.startswith("<user>c<eos>" if ended else "<eos><user>c")
+
+
+def test_an_edited_conversation_begins_a_branch_and_both_are_kept(endpoint: OpenAiEndpoint) -> None:
+    with client(endpoint, "fork") as openai:
+        say(openai, [{"role": "user", "content": "1"}])
+        say(openai, [{"role": "user", "content": "2"}])
+    branches = endpoint.log.take("fork")
+    assert [branch.num_calls for branch in branches] == [1, 1]
+    assert endpoint.log.take("fork") == []
+
+
+def test_plain_completions_take_text_or_ids_and_go_on_from_ids(endpoint: OpenAiEndpoint) -> None:
+    with client(endpoint, "plain") as openai:
+        first = openai.completions.create(model="policy", prompt="12=", max_tokens=3)
+        assert first.usage is not None
+        assert first.usage.completion_tokens <= 3
+        (branch,) = endpoint.log._branches["plain"]
+        openai.completions.create(model="policy", prompt=[*branch.ids, 5], max_tokens=3)
+    (branch,) = endpoint.log.take("plain")
+    assert branch.num_calls == 2
+    assert branch.mask.count(False) == 4  # three of the prompt, one that was added
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": 0.2}, "temperature is 0.2 and the run samples at 1.0"),
+        ({"stream": True}, "stream is not served"),
+        ({"n": 2}, "n is not served"),
+        ({"stop": ["x"]}, "stop is not served: what is sampled here is trained"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "user", "content": "x" * 90}]}, "the context holds 64; nothing is left"),
+    ],
+)
+def test_what_would_break_the_log_probs_or_the_context_is_refused(
+    endpoint: OpenAiEndpoint, options: dict[str, Any], said: str
+) -> None:
+    given = {"messages": [{"role": "user", "content": "1"}], **options}
+    with client(endpoint, "bad") as openai, pytest.raises(BadRequestError, match=said):
+        openai.chat.completions.create(model="policy", **given)
+
+
+def test_the_endpoint_listens_on_loopback_alone_and_lists_its_model(endpoint: OpenAiEndpoint) -> None:
+    assert endpoint.url_of("x").startswith("http://127.0.0.1:")
+    with client(endpoint, "models") as openai:
+        assert [model.id for model in openai.models.list()] == ["policy"]
