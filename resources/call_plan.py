@@ -5,6 +5,7 @@ Pure: it is given the topology and a function that shares a value (a put into th
 
 import enum
 import fnmatch
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,21 @@ class CallPlan:
 
     arguments: list[Arguments]
     answering: list[bool]
+
+    def has(self, kind: type) -> bool:
+        """Whether any argument is of that class."""
+        return any(
+            isinstance(value, kind) for args, named in self.arguments for value in itertools.chain(args, named.values())
+        )
+
+
+def is_simple(method: MethodInfo) -> bool:
+    """Whether a call without arguments goes to every rank as it is, and every rank answers."""
+    marking = method.marking
+    goes_to_all = marking.mode is Dispatch.BROADCAST or (
+        marking.mode is Dispatch.METRICS and marking.scatter is not Dispatch.RANK_ZERO
+    )
+    return goes_to_all and not method.needs_arguments
 
 
 def plan_call(

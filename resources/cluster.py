@@ -21,7 +21,7 @@ from resources.cleanup import CONTROLLER_KEY, clean_run, controller_identity, is
 from resources.inventory import settled_nodes
 from resources.node_resources import NodeResources
 from resources.pool_manager import DEADLINE_SECONDS, PoolManager
-from resources.ray_state import local_ray_pids, reread_settings
+from resources.ray_state import LOCAL_SETTINGS, hush_zero_copy_warnings, local_ray_pids, reread_settings
 from resources.reaper import Reaper
 from resources.registry import drop_card, read_card, write_card
 from resources.supervision import Supervisor
@@ -103,6 +103,7 @@ class Cluster:
         try:
             self._handle_signals()
             self._connect()
+            hush_zero_copy_warnings()
             self._handle_signals()  # Ray has put its own handler in between.
             self._claim_name()
             identity = controller_identity(os.getpid())
@@ -166,8 +167,8 @@ class Cluster:
             return
         options: dict[str, Any] = {"namespace": self.run_id, "log_to_driver": False, "logging_level": logging.WARNING}
         if self._address in (None, "local"):
-            # A dead worker's children go with it; Ray reads this when it starts.
-            os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
+            for key, value in LOCAL_SETTINGS.items():
+                os.environ.setdefault(key, value)
             options |= {"address": "local", "include_dashboard": False}
             options |= {name: value for name, value in self._local.items() if value}
         else:

@@ -131,8 +131,10 @@ class Processes:
         fractions = [spec.fraction for spec in self.specs if spec.fraction is not None]
         fraction = sum(fractions) if fractions else share
         cpus = [spec.cpus for spec in self.specs if spec.cpus is not None]
+        # A pool of CPUs has no accelerator to share; there only CPUs and slots count.
+        has_share = bool(fractions) or ray_name(self.pool.config.accelerator) is not None
         claim = Claim(
-            fraction=round_down(fraction),
+            fraction=round_down(fraction) if has_share else 0.0,
             cpus=round_down(sum(cpus) if cpus else self.pool.config.cpus_per_bundle * fraction),
         )
         if claim.fraction < 0 or claim.cpus < 0:

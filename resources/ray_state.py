@@ -4,16 +4,24 @@ All reading of `ray._private` is here, so that a new version of Ray is checked i
 """
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from ray._private import state  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 from ray._private import worker as worker_module  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
-from ray._private.tensor_serialization_utils import zero_copy_tensors_reducer
+from ray._private.tensor_serialization_utils import ZeroCopyTensorsWarning, zero_copy_tensors_reducer
 from ray._private.worker import global_worker
 from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
 from ray.actor import ActorHandle
 from ray.util import list_named_actors
+
+LOCAL_SETTINGS = {
+    "RAY_process_group_cleanup_enabled": "true",  # a dead worker's children go with it
+    "RAY_enable_worker_prestart": "false",  # every process of ours has an environment of its own; idle ones,
+    "RAY_prestart_worker_first_driver": "false",  # each of which imports torch, would wait for nothing
+}
+"""Environment of a Ray that is started here; Ray reads it when it starts."""
 
 
 def free_per_node() -> Mapping[str, Mapping[str, float]]:
@@ -61,8 +69,15 @@ def enable_zero_copy_tensors() -> None:
 
     Set at the start, the flag makes Ray import torch in every process, whether or not it ever sees a tensor.
     """
+    hush_zero_copy_warnings()
     context = global_worker.get_serialization_context()
     context._register_cloudpickle_reducer(sys.modules["torch"].Tensor, zero_copy_tensors_reducer)
+
+
+def hush_zero_copy_warnings() -> None:
+    """That tensors are shared and not to be written into is this layer's own contract; once is more than enough."""
+    warnings.filterwarnings("ignore", category=ZeroCopyTensorsWarning)
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 
 
 def local_ray_pids() -> list[int]:

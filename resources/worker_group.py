@@ -13,14 +13,14 @@ import ray
 from ray.actor import ActorHandle
 
 from resources.attachment import AttachedProcesses, GroupCard, read_group_card, write_group_card
-from resources.call_plan import plan_call
+from resources.call_plan import is_simple, plan_call
 from resources.dispatch import Dispatch, Topology, dispatch
 from resources.failures import Failure, WorkerFailed
 from resources.pending_call import PendingCall
 from resources.pools import ResourcePool
 from resources.processes import Processes
 from resources.registry import read_card
-from resources.worker_process import HEADER
+from resources.worker_process import ANSWERS, HEADER, PRIVATE
 from resources.worker_spec import Home, WorkerSpec
 
 Colocation = Literal["fused", "shared", "split"]
@@ -34,6 +34,8 @@ class WorkerGroup:
         self._processes = processes
         self._card = card
         self._keys = {name: f"{card.role}.{name}".encode() for name in card.methods}
+        self._everyone = [True] * card.topology.world_size
+        self._simple = {name for name, info in card.methods.items() if is_simple(info)}
         self._plain: list[Callable[..., Any]] = []
         self._bulk: list[Callable[..., Any]] = []
         self._wire(processes.actors)
@@ -119,18 +121,26 @@ class WorkerGroup:
             )
         if self._processes.failure is not None:
             raise WorkerFailed(self._processes.failure)
-        plan = plan_call(info, self._card.topology, args, kwargs, ray.put)
         senders = self._bulk if info.marking.bulk else self._plain
         submitted = time.monotonic() + self._processes.clock_offset
-        incarnation, key = self._processes.facts.incarnation, self._keys[method]
-        loud = HEADER.pack(submitted, incarnation, 1) + key
-        mute = HEADER.pack(submitted, incarnation, 0) + key
-        sent = [
-            send(loud if answers else mute, *arguments, **named)
-            for send, (arguments, named), answers in zip(senders, plan.arguments, plan.answering, strict=False)
-        ]
+        head = (submitted, self._processes.facts.incarnation)
+        key = self._keys[method]
+        if method in self._simple and not args and not kwargs:
+            # Nothing to plan: this path is what an empty call costs.
+            header = HEADER.pack(*head, ANSWERS) + key
+            sent = [send(header) for send in senders]
+            answering = self._everyone
+        else:
+            plan = plan_call(info, self._card.topology, args, kwargs, ray.put)
+            answering = plan.answering
+            private = 0 if plan.has(ray.ObjectRef) else PRIVATE
+            headers = [HEADER.pack(*head, private) + key, HEADER.pack(*head, private | ANSWERS) + key]
+            sent = [
+                send(headers[answers], *arguments, **named)
+                for send, (arguments, named), answers in zip(senders, plan.arguments, answering, strict=False)
+            ]
         seconds = self._card.call_seconds if timeout is None else timeout
-        return PendingCall(self._processes, self._card.topology, info, sent, plan.answering, submitted, seconds)
+        return PendingCall(self._processes, self._card.topology, info, sent, answering, submitted, seconds)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """`group.method(...)` is `group.call("method", ...)`."""

@@ -28,7 +28,11 @@ from resources.rendezvous import host_store
 from resources.splitting import is_array, is_stored_rows, is_tensor, is_tensordict
 
 HEADER = struct.Struct("<diB")
-"""Every call begins with: time of submission (controller's clock), incarnation, whether this rank answers with data."""
+"""Every call begins with: time of submission (controller's clock), incarnation, flags."""
+ANSWERS = 1
+"""Flag: this rank answers with data."""
+PRIVATE = 2
+"""Flag: no argument came by reference, so nobody else reads the memory it lies in."""
 TIMES = struct.Struct("<dd")
 """The whole answer of a call that returned None: start and end, on the controller's clock."""
 
@@ -149,23 +153,17 @@ class WorkerProcess:
     def call(self, header: bytes, *args: Any, **kwargs: Any) -> Any:
         """Run one marked method. None -> packed times; otherwise (start, end, value), or two objects for bulk."""
         start = self._now()
-        slot, answers = self._open(header)
+        slot, flags = self._open(header)
         self._note(slot.name)
         try:
-            return self._pack(
-                slot,
-                answers,
-                start,
-                header,
-                slot.function(slot.worker, *slot.receive(args), **slot.receive_named(kwargs)),
-            )
+            return self._pack(slot, flags, start, header, slot.run(flags, args, kwargs))
         except BaseException as error:  # noqa: BLE001 - the wire: whatever a worker raises must reach the caller as text
             raise as_rank_error(error, self._now()) from None
         finally:
             self._note(None)
 
     def _open(self, header: bytes) -> tuple["_Slot", int]:
-        _, incarnation, answers = HEADER.unpack_from(header)
+        _, incarnation, flags = HEADER.unpack_from(header)
         if incarnation != self._seat.incarnation:
             raise RankError(
                 "StaleGroup",
@@ -173,14 +171,14 @@ class WorkerProcess:
                 "",
                 self._now(),
             )
-        return self._slots[header[HEADER.size :]], answers
+        return self._slots[header[HEADER.size :]], flags
 
-    def _pack(self, slot: "_Slot", answers: int, start: float, header: bytes, value: Any) -> Any:
+    def _pack(self, slot: "_Slot", flags: int, start: float, header: bytes, value: Any) -> Any:
         if not self._is_zero_copy and "torch" in sys.modules:
             enable_zero_copy_tensors()
             self._is_zero_copy = True
         if not slot.method.marking.bulk:
-            if value is None or not answers:
+            if value is None or not flags & ANSWERS:
                 return TIMES.pack(start, self._now())
             return start, self._now(), value
         if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], dict)):
@@ -198,7 +196,7 @@ class WorkerProcess:
         if is_tensordict(data) and "row_ids" in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             # What the caller needs to know of data that it never fetches.
             reply["shard"] = {"row_ids": data["row_ids"].tolist(), "columns": sorted(data.keys())}
-        return reply, data if answers else None
+        return reply, data if flags & ANSWERS else None
 
     def _note(self, running: str | None) -> None:
         if self._heartbeat is not None:
@@ -222,14 +220,13 @@ class AsyncWorkerProcess(WorkerProcess):
 
     async def call(self, header: bytes, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in WorkerProcess."""
-        slot, answers = self._open(header)
+        slot, flags = self._open(header)
         if not slot.method.is_async:
             run = super().call
             return await asyncio.get_running_loop().run_in_executor(self._serial, lambda: run(header, *args, **kwargs))
         start = self._now()
         try:
-            value = await slot.function(slot.worker, *slot.receive(args), **slot.receive_named(kwargs))
-            return self._pack(slot, answers, start, header, value)
+            return self._pack(slot, flags, start, header, await slot.run(flags, args, kwargs))
         except BaseException as error:  # noqa: BLE001 - the wire
             raise as_rank_error(error, self._now()) from None
 
@@ -244,24 +241,26 @@ class _Slot:
         self.method = method
         self.is_read_only = method.marking.read_only
 
-    def receive(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(self._own(value) for value in args) if args else args
+    def run(self, flags: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the method on arguments it may write into."""
+        if not args and not kwargs:
+            return self.function(self.worker)
+        is_private = bool(flags & PRIVATE)
+        mine = [self._own(value, is_private) for value in args]
+        return self.function(self.worker, *mine, **{name: self._own(v, is_private) for name, v in kwargs.items()})
 
-    def receive_named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._own(value) for name, value in kwargs.items()} if kwargs else kwargs
-
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: Any, is_private: bool) -> Any:
         """Rows become a TensorDict; arrays become the method's own, since shared memory is other readers' data too."""
         if is_stored_rows(value):
             return value.load()
         if self.is_read_only:
             return value
         if is_tensor(value) or is_tensordict(value):
-            return value.clone()
+            return value if is_private else value.clone()
         if is_array(value):
             return value if value.flags.writeable else value.copy()
         if type(value) is dict:
-            return {name: self._own(column) for name, column in value.items()}
+            return {name: self._own(column, is_private) for name, column in value.items()}
         return value
 
 

@@ -1,6 +1,7 @@
 """One local Ray per test module, with logical CPUs, GPUs and NPUs that do not exist."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import ray
 
 from resources.cluster import Cluster
-from resources.ray_state import reread_settings
+from resources.ray_state import LOCAL_SETTINGS, reread_settings
 
 _NUMBERS = itertools.count()
 
@@ -18,6 +19,8 @@ def local_ray() -> Iterator[None]:
     """A Ray of this module's own."""
     if ray.is_initialized():
         ray.shutdown()
+    for key, value in LOCAL_SETTINGS.items():
+        os.environ.setdefault(key, value)
     reread_settings()
     ray.init(
         address="local",

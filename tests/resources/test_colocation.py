@@ -7,7 +7,7 @@ import pytest
 from configs.pools import PoolConfig
 from resources.cluster import Cluster
 from resources.worker_group import WorkerGroup, WorkerSpec, start_group, start_groups
-from tests.resources.sample_workers import SumWorker
+from tests.resources.sample_workers import EchoWorker, SumWorker
 
 
 def spec(role: str) -> WorkerSpec:
@@ -48,3 +48,19 @@ def test_split_roles_work_on_pools_of_their_own(open_run: Callable[[], Cluster])
         }
         assert use(groups) == [[3, 3], [3, 3]]
         assert [group.pool for group in groups.values()] == ["left", "right"]
+
+
+def test_three_roles_at_a_third_each_land_on_one_device(cluster: Cluster) -> None:
+    pool = PoolConfig(nodes=(2,), accelerator="gpu", cpus_per_bundle=3)
+    cluster.reserve({"main": pool})
+    specs = [
+        WorkerSpec(role=role, worker=EchoWorker, rendezvous=False, fraction=1 / 3, cpus=1, threads=1)
+        for role in ("actor", "rollout", "reference")
+    ]
+    groups = start_groups(cluster, cluster.pools["main"], specs, "shared")
+    devices = [
+        [answer["CUDA_VISIBLE_DEVICES"] for answer in group.environment(["CUDA_VISIBLE_DEVICES"])]
+        for group in groups.values()
+    ]
+    assert devices[0] == devices[1] == devices[2]
+    assert len(set(devices[0])) == 2
