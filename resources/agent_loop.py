@@ -35,6 +35,8 @@ class Answer:
     is_last: bool = True
     score: float | None = None
     """An environment's reward of the whole episode so far."""
+    has_failed: bool = False
+    """The environment is broken: what it said before is no score of this episode."""
     num_calls: int = 0
     num_errors: int = 0
 
@@ -226,7 +228,8 @@ class AgentLoop:
         """Append the answer, or end the episode: nothing to read, no turn left, or no room for one more token."""
         episode.num_calls += answer.num_calls
         episode.num_errors += answer.num_errors
-        episode.score = answer.score if answer.score is not None else episode.score
+        if answer.score is not None or answer.has_failed:
+            episode.score = answer.score
         if answer.is_last:
             episode.reason = FinishReason.STOP
             return

@@ -102,7 +102,14 @@ class EnvironmentResponder:
 
 def _answer(observation: Observation) -> Answer:
     text, score, has_ended = observation
-    return Answer(texts=(text,), is_last=has_ended, score=score, num_calls=1, num_errors=int(score is None))
+    return Answer(
+        texts=(text,),
+        is_last=has_ended,
+        score=score,
+        has_failed=score is None,
+        num_calls=1,
+        num_errors=int(score is None),
+    )
 
 
 def with_score(record: bytes, score: float | None) -> bytes:

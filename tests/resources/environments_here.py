@@ -1,0 +1,36 @@
+"""Environments for tests: importable by path."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+class Countdown:
+    """Ends after the row's `answer` turns; each turn that says the number left earns a share of the score."""
+
+    def __init__(self, say: str = "left") -> None:
+        self.say, self.left, self.total, self.right = say, 0, 0, 0
+
+    def reset(self, record: Mapping[str, Any]) -> None:
+        self.total = self.left = int(record["answer"])
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.right += text.removesuffix("<eos>") == str(self.left)
+        self.left -= 1
+        return f"{self.left} {self.say}", self.right / self.total, self.left == 0
+
+
+class Broken:
+    """Raises in its second turn."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def reset(self, record: Mapping[str, Any]) -> None:
+        json.dumps(dict(record))
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.turns += 1
+        if self.turns > 1:
+            raise KeyError("board")
+        return "go on", 0.0, False
