@@ -118,7 +118,7 @@ class TelemetryConfig(Config):
     sinks: Strings = ()
     """Of `tensorboard`, `wandb`, `mlflow`."""
     samples_per_iteration: Annotated[int, Field(ge=0)] = 16
-    """Rows kept token by token in samples/ and shown in the UI, beside all rows with their text; 0 keeps none at all."""
+    """Rows kept token by token in samples/ and shown in the UI, beside all rows with their text; 0 keeps none."""
 
 
 class CodeConfig(Config):

@@ -1,6 +1,7 @@
 """On-policy distillation: the training flow, and one subflow an iteration.
 
-    rollout -> {teachers, reward, actor log-probs} -> advantage -> actor update -> weight sync -> {validation, checkpoint}
+    rollout -> {teachers, reward, actor log-probs} -> advantage -> actor update -> weight sync
+            -> {validation, checkpoint}
 
 The student samples, teachers score its own samples, each those of its data sources. The reward step only measures
 unless `distillation.task_reward_weight` gives it a part. To add a teacher to another algorithm use flows/ppo.py.
@@ -25,7 +26,8 @@ from tasks.prepare import open_run, prepare, warm_up
 from tasks.recovery import recovering
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.runner import PoolTaskRunner
+from tasks.runner import pool_runner
+from tasks.samples import samples
 from tasks.session import current_session
 from tasks.subflow import iteration_run_name
 from tasks.teacher import teacher
@@ -45,18 +47,20 @@ def distillation(config: RunConfig, resume: str | None = None) -> dict[str, Any]
         return finish(run)
 
 
-@flow(name="iteration", flow_run_name=iteration_run_name, task_runner=PoolTaskRunner())
+@flow(name="iteration", flow_run_name=iteration_run_name, task_runner=pool_runner())
 def lesson(iteration: int, attempt: int) -> Any:
     """One iteration."""
     run, at = current_session(), current_session().stamp()
-    batch = run.take_rollout(at) or rollout.submit(at, at.policy_version)
+    batch = run.take_rollout(at) or rollout.submit(at, at.policy_version, run.solved)
     ahead = [rollout.submit(later, at.policy_version) for later in run.rollouts_ahead(at)]
 
     scored = [teacher.submit(at, batch), reward.submit(at, batch), actor_log_probs.submit(at, batch)]
     estimated = advantage.submit(at, [batch, *scored])
-    updated = actor_update.submit(at, [batch, *scored, estimated])
+    everything = [batch, *scored, estimated]
+    kept = [samples.submit(at, everything, run.samples_folder)] if run.keeps_samples else []
+    updated = actor_update.submit(at, everything)
     synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[updated, *ahead])
 
     tail = [validation.submit(at, at.policy_version + 1, wait_for=[synced])] if run.should_validate else []
     tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced])] if run.should_save else []
-    return run.gather(at, [batch, *scored, estimated, updated, synced, *tail], ahead)
+    return run.gather(at, [*everything, *kept, updated, synced, *tail], ahead)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # Prefect loads
 from prefect import flow
 
 from configs.run import RunConfig
-from tasks.runner import PoolTaskRunner
+from tasks.runner import pool_runner
 from tasks.session import current_session
 from tasks.side_run import keep_result, open_side_run
 from tasks.validation import validation
@@ -28,7 +28,7 @@ def evaluation(config: RunConfig, checkpoint: str | None = None) -> dict[str, An
         return keep_result(run, score_held_out(), checkpoint=checkpoint, model=config.model.path)
 
 
-@flow(name="held-out", flow_run_name="held-out prompts", task_runner=PoolTaskRunner())
+@flow(name="held-out", flow_run_name="held-out prompts", task_runner=pool_runner())
 def score_held_out() -> Any:
     """The engines on their own weights, or on those of a checkpoint."""
     run, at = current_session(), current_session().stamp()

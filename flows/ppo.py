@@ -26,7 +26,7 @@ from tasks.recovery import recovering
 from tasks.reference import adapter_reference, reference
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.runner import PoolTaskRunner
+from tasks.runner import pool_runner
 from tasks.samples import samples
 from tasks.session import current_session
 from tasks.subflow import iteration_run_name
@@ -47,7 +47,7 @@ def ppo(config: RunConfig, resume: str | None = None) -> dict[str, Any]:
         return finish(run)
 
 
-@flow(name="preparation", flow_run_name="preparation", task_runner=PoolTaskRunner())
+@flow(name="preparation", flow_run_name="preparation", task_runner=pool_runner())
 def preparation() -> Any:
     """Before the first iteration: the newest checkpoint, if any, to its roles; the actor's weights to the engines."""
     run, at = current_session(), current_session().stamp()
@@ -57,7 +57,7 @@ def preparation() -> Any:
     return run.gather(at, [loaded, synced, *scored])
 
 
-@flow(name="iteration", flow_run_name=iteration_run_name, task_runner=PoolTaskRunner())
+@flow(name="iteration", flow_run_name=iteration_run_name, task_runner=pool_runner())
 def iteration(iteration: int, attempt: int) -> Any:
     """One iteration: every step is submitted as its inputs allow, siblings side by side."""
     run, at = current_session(), current_session().stamp()

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -64,12 +65,12 @@ def whatif(
     try:
         if search is not None:
             found = search_layout(run, search, max_async_depth=max_async_depth)
-            print(json.dumps(found.to_json()) if json_ else render_search(found))
+            print(json.dumps(asdict(found), default=str) if json_ else render_search(found))
             return DONE
         prediction, measured = _predicted(run, set_)
     except ValueError as error:
         raise Refused(str(error)) from None
-    print(json.dumps(prediction.to_json()) if json_ else render_prediction(prediction, measured))
+    print(json.dumps(asdict(prediction), default=str) if json_ else render_prediction(prediction, measured))
     return DONE
 
 
@@ -79,10 +80,13 @@ def _predicted(run: Path, changes: Sequence[str]):  # noqa: ANN202 - (Prediction
     from resources.telemetry.topology import measured_topology, override_topology
     from resources.telemetry.whatif import predict
 
-    pairs = dict(change.split("=", 1) if "=" in change else (change, "") for change in changes)
-    reader = SpanReader(path=run / "spans.jsonl")
+    pairs: dict[str, str] = {}
+    for change in changes:
+        key, _, value = change.partition("=")
+        pairs[key] = value
+    reader = SpanReader(path=run)
     profile = measure_profile(list(reader.iterations()), reader.run)
-    return predict(profile, override_topology(measured_topology(profile), pairs)), profile.step_seconds
+    return predict(profile, override_topology(measured_topology(profile), pairs)), profile.measured_step_seconds
 
 
 @app.command

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # Prefect loads
 from prefect import flow
 
 from configs.run import RunConfig
-from tasks.runner import PoolTaskRunner
+from tasks.runner import pool_runner
 from tasks.session import current_session
 from tasks.side_run import keep_result, open_side_run
 from tasks.supervised import (
@@ -25,7 +25,7 @@ from tasks.supervised import (
 )
 
 
-@flow(name="sft", flow_run_name="warm-up", task_runner=PoolTaskRunner())
+@flow(name="sft", flow_run_name="warm-up", task_runner=pool_runner())
 def sft() -> Any:
     """Fit the actor to the data's own answers for `sft.steps` optimizer steps and publish it as a model folder."""
     run = current_session()
@@ -36,7 +36,7 @@ def sft() -> Any:
     return run.gather(at, [rows, fitted, published])
 
 
-@flow(name="reward-model", flow_run_name="reward model", task_runner=PoolTaskRunner())
+@flow(name="reward-model", flow_run_name="reward model", task_runner=pool_runner())
 def reward_model() -> Any:
     """Fit a reward model to preference pairs for `sft.steps` optimizer steps and publish it as a model folder."""
     run = current_session()

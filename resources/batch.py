@@ -9,7 +9,7 @@ immutable; everything here that selects or joins rows returns memory of its own.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -90,7 +90,7 @@ def ragged_from_rows(rows: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 def row_lengths(ragged: Tensor) -> Tensor:
     """Lengths [B] of the rows of a jagged tensor."""
-    return ragged.offsets().diff()
+    return _offsets(ragged).diff()
 
 
 def to_padded(ragged: Tensor, length: int | None = None, fill: float | int | bool = 0) -> Tensor:
@@ -104,6 +104,11 @@ def to_padded(ragged: Tensor, length: int | None = None, fill: float | int | boo
     keep = torch.arange(width, device=ragged.device)[None, :] < lengths[:, None]
     padded[keep] = ragged.values()
     return padded
+
+
+def columns_of(shard: TensorDictBase) -> dict[str, Tensor]:
+    """The columns by name. A shard never nests, which TensorDict's own types cannot say."""
+    return cast("dict[str, Tensor]", dict(shard.items()))
 
 
 def make_shard(columns: dict[str, Tensor]) -> TensorDict:
@@ -124,11 +129,12 @@ def concat_rows(shards: Sequence[TensorDictBase]) -> TensorDict:
     """The rows of all `shards`, in order; all must have the same columns."""
     if not shards:
         raise BatchError("no shard to concatenate; an empty batch still has a shard with zero rows")
-    names = sorted(shards[0].keys())
-    for shard in shards:
-        if sorted(shard.keys()) != names:
-            raise BatchError(f"shards differ in columns: {names} and {sorted(shard.keys())}")
-    return make_shard({name: _concat([shard.get(name) for shard in shards]) for name in names})
+    parts = [columns_of(shard) for shard in shards]
+    names = sorted(parts[0])
+    for part in parts:
+        if sorted(part) != names:
+            raise BatchError(f"shards differ in columns: {names} and {sorted(part)}")
+    return make_shard({name: _concat([part[name] for part in parts]) for name in names})
 
 
 def join_columns(shards: Sequence[TensorDictBase]) -> TensorDict:
@@ -142,7 +148,7 @@ def join_columns(shards: Sequence[TensorDictBase]) -> TensorDict:
     for shard in shards:
         _check_same_rows(first, shard["row_ids"])
         part = select_rows(shard, first)
-        for name, column in part.items():
+        for name, column in columns_of(part).items():
             if name in joined and name not in ("row_ids", "group_ids"):
                 raise BatchError(f"column {name!r} comes from two shards; a column has one writer")
             joined[name] = column
@@ -151,13 +157,14 @@ def join_columns(shards: Sequence[TensorDictBase]) -> TensorDict:
 
 def validate(shard: TensorDictBase, required: Iterable[str]) -> None:
     """Raise BatchError naming the first wrong key: missing, another dtype or shape, or not aligned."""
-    present = set(shard.keys())
+    columns = columns_of(shard)
+    present = set(columns)
     for name in required:
         if name not in present:
             raise BatchError(f"column {name!r} is missing; the batch has {sorted(present)}")
-    total = row_lengths(shard.get("input_ids")) if "input_ids" in present else None
+    total = row_lengths(columns["input_ids"]) if "input_ids" in present else None
     for name in sorted(present):
-        _validate_column(name, shard.get(name), int(shard.batch_size[0]), total)
+        _validate_column(name, columns[name], int(shard.batch_size[0]), total)
 
 
 def _validate_column(name: str, value: Tensor, rows: int, total: Tensor | None) -> None:
@@ -179,7 +186,7 @@ def _validate_column(name: str, value: Tensor, rows: int, total: Tensor | None) 
 
 
 def _num_rows(column: Tensor) -> int:
-    return int(column.offsets().numel() - 1) if column.is_nested else int(column.shape[0])
+    return int(_offsets(column).numel() - 1) if column.is_nested else int(column.shape[0])
 
 
 def _positions(have: Tensor, wanted: Tensor) -> Tensor:
@@ -206,14 +213,15 @@ def _check_same_rows(first: Tensor, other: Tensor) -> None:
 
 def _take(shard: TensorDictBase, positions: Tensor) -> TensorDict:
     return TensorDict(
-        {name: _take_column(column, positions) for name, column in shard.items()}, batch_size=[positions.numel()]
+        {name: _take_column(column, positions) for name, column in columns_of(shard).items()},
+        batch_size=[positions.numel()],
     )
 
 
 def _take_column(column: Tensor, positions: Tensor) -> Tensor:
     if not column.is_nested:
         return column.index_select(0, positions)
-    offsets, values = column.offsets(), column.values()
+    offsets, values = _offsets(column), column.values()
     lengths = offsets.diff().index_select(0, positions)
     starts = offsets[:-1].index_select(0, positions)
     # Position of every kept value in `values`: its row's start plus its place in the row.
@@ -227,3 +235,8 @@ def _concat(columns: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(columns))
     lengths = torch.cat([row_lengths(column) for column in columns])
     return ragged_from_values(torch.cat([column.values() for column in columns]), lengths)
+
+
+def _offsets(ragged: Tensor) -> Tensor:
+    """Where each row begins, and the end; a method that only jagged tensors have."""
+    return cast("Tensor", cast("Any", ragged).offsets())

@@ -183,7 +183,8 @@ def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: b
     Only one of several fused roles, the one that `is_first`, claims the share of their process.
     """
     kind = duty.partition(".")[0]
-    role: RoleName = next((role for role in group.roles if duty in HYBRID_ROLES.get(role, (role,))), group.roles[0])
+    doing: list[RoleName] = [role for role in group.roles if duty in HYBRID_ROLES.get(role, (role,))]
+    role = doing[0] if doing else group.roles[0]
     placed = casting.config.roles.get(role)
     pool = casting.config.pools[group.pool]
     mesh = Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel) if placed is not None else Mesh()

@@ -8,7 +8,7 @@ They live in the workers of the `env` role, on a pool of their own, and a rollou
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from resources.agent_loop import Answer, Turn
 from resources.worker_group import WorkerGroup
@@ -49,7 +49,7 @@ def find_environment(path: str, options: Mapping[str, Any]) -> Callable[[], Envi
         raise EnvironmentPathError(f"environment {path!r}: {module!r} does not import: {error}") from error
     if not callable(found):
         raise EnvironmentPathError(f"environment {path!r}: {module!r} has no class {name!r}")
-    make: Callable[..., Environment] = found
+    make = cast("Callable[..., Environment]", found)
     return lambda: make(**options)
 
 

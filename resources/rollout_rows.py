@@ -5,6 +5,7 @@ largest group of any source. They depend on nothing but the data position, so a 
 iterations share one. Greedy baseline rows are `-1 - ordinal`. The group id is the ordinal.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def records_of(rows: TensorDictBase) -> list[dict[str, Any]]:
     """What the column `record` says of each row: prompt, answer, source, index, extra."""
     column = rows.get("record")
     raw, ends = bytes(column.values().numpy()), column.offsets().tolist()
-    return [json.loads(raw[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    return [json.loads(raw[start:end]) for start, end in itertools.pairwise(ends)]
 
 
 def finished_row(

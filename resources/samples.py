@@ -147,7 +147,7 @@ def _record(sample: Sample, rows: "TensorDictBase", place: int, iteration: int, 
     }
 
 
-def _row(column: "Tensor", place: int) -> "Tensor":
+def _row(column: Any, place: int) -> "Tensor":
     offsets = column.offsets()
     return column.values()[int(offsets[place]) : int(offsets[place + 1])]
 

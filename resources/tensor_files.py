@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -136,7 +136,7 @@ def _safetensors_parts(named: Mapping[str, Tensor]) -> list[memoryview]:
     data: list[memoryview] = []
     at = 0
     for name, tensor in named.items():
-        flat = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        flat = memoryview(cast("Any", tensor.reshape(-1).view(torch.uint8).numpy()))
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),

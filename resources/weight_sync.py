@@ -22,7 +22,7 @@ PROBE_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 
 
 STORE_BUCKET_BYTES = 64 * 2**20
-"""Through shared memory smaller buckets are faster: the engine starts sooner, and pages that are mapped are used again."""
+"""Through shared memory smaller buckets are faster: the engine starts sooner, and mapped pages are used again."""
 
 
 class WeightSyncError(RuntimeError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from resources.process_facts import cpu_seconds
 from tasks.hosts import HostLostError, HostSet
@@ -67,7 +68,7 @@ class HostWatch:
     def _check(self, state: _Watched) -> None:
         now = time.monotonic()
         if ray.wait([state.asked], timeout=0)[0]:
-            answer = ray.get(state.asked)
+            answer: Any = ray.get(state.asked)
             if state.pid is None:
                 state.pid, state.is_local = int(answer["pid"]), answer["node"] == ray.util.get_node_ip_address()
             state.answered, state.cpu, state.cpu_since = now, None, now

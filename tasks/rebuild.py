@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from configs.layout import process_groups
 from resources.casting import distinct_groups, start_process_group

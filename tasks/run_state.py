@@ -43,8 +43,10 @@ class RunState:
             kl_coef=self.kl_coef,
         )
 
-    def after(self, *, position: tuple[int, int], kl_coef: float, parts: Mapping[str, Any] | None = None) -> "RunState":
-        """The state one iteration on; `position` is the (epoch, start) of the next prompt."""
+    def after(
+        self, *, position: Mapping[str, Any], kl_coef: float, parts: Mapping[str, Any] | None = None
+    ) -> "RunState":
+        """The state one iteration on; `position` is where the next prompt is (see PromptSource.position_state)."""
         return replace(
             self,
             iteration=self.iteration + 1,

@@ -207,6 +207,11 @@ ON_POOLS: Any = PoolTaskRunner()
 """`@flow(task_runner=ON_POOLS)`: the hosts that are current when the flow runs."""
 
 
+def pool_runner() -> Any:
+    """A `PoolTaskRunner` for `@flow(task_runner=...)`, whose type is invariant in the kind of future."""
+    return PoolTaskRunner()
+
+
 def _exchange(value: Any, upstream: list[StepFuture]) -> Any:
     """`value` with each step future replaced by its place in `upstream`, where Ray resolves it."""
 

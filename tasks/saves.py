@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 from prefect.logging import get_logger
 
 from resources.checkpoints import Manifest

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.exceptions
+import ray.experimental
 
 from resources.casting import STATEFUL
 from resources.checkpoints import Manifest

@@ -24,7 +24,7 @@ def export_folder(
     expected = set(skeleton.state_dict())
     if set(weights) - expected or expected - set(weights):
         raise ValueError(
-            f"the exported tensors do not fit {type(skeleton).__name__}: unknown {sorted(set(weights) - expected)[:5]}, "
+            f"the tensors do not fit {type(skeleton).__name__}: unknown {sorted(set(weights) - expected)[:5]}, "
             f"missing {sorted(expected - set(weights))[:5]}"
         )
     staging = folder.with_name(f".{folder.name}-{os.getpid()}")

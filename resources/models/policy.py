@@ -3,6 +3,8 @@
 It is one module, so that sharding wraps trunk and head together and all of it runs inside one forward call.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -53,7 +55,7 @@ class PolicyModel(nn.Module):
         position_ids: Tensor | None = None,
         candidates: Tensor | None = None,
         top_k: int | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Any, ...]:
         """Log-probs of the tokens where `mask` holds, 0 elsewhere.
 
         Args:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -33,7 +33,7 @@ class DemonstrationWorker:
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model)
         self._prompts = PromptSource(data, self._tokenizer)
         self._turns = tuple(turns)
-        ends = {int(self._tokenizer.eos_token_id)}
+        ends = {cast("int", self._tokenizer.eos_token_id)}
         self._agent = build_agent_rollout(rollout, data, self._tokenizer, ends) if rollout is not None else None
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
@@ -78,7 +78,7 @@ class DemonstrationWorker:
         for place, text in enumerate(texts):
             own = self._tokenizer(text, add_special_tokens=False)["input_ids"]
             is_end = place == len(texts) - 1 or self._agent is None or not self._agent.pauses_at(own[-1])
-            own = [*own, int(self._tokenizer.eos_token_id)] if is_end else list(own)
+            own = [*own, cast("int", self._tokenizer.eos_token_id)] if is_end else list(own)
             ids, mask = [*ids, *own], [*mask, *[True] * len(own)]
             if place < len(texts) - 1:
                 said = self._agent.answer_to(text, has_end=is_end) if self._agent is not None else []
@@ -92,4 +92,4 @@ class DemonstrationWorker:
                 "the warm-up needs one for every row (data.sources[].answer_column)"
             )
         ids = self._tokenizer(prompt.answer, add_special_tokens=False)["input_ids"]
-        return [*ids, int(self._tokenizer.eos_token_id)]
+        return [*ids, cast("int", self._tokenizer.eos_token_id)]

@@ -1,7 +1,7 @@
 """The preferences worker: pairs of a preferred and a rejected response, as rows a reward model can be trained on."""
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -66,7 +66,7 @@ class PreferenceWorker:
                 f"(column {REJECTED!r}); both are texts"
             )
         ended = [
-            [*self._tokenizer(text, add_special_tokens=False)["input_ids"], int(self._tokenizer.eos_token_id)]
+            [*self._tokenizer(text, add_special_tokens=False)["input_ids"], cast("int", self._tokenizer.eos_token_id)]
             for text in texts
         ]
         return ended[0], ended[1]
