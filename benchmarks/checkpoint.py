@@ -24,6 +24,7 @@ import ray
 from configs.environment import apply_defaults
 from configs.model import ModelConfig, ModelShape
 from configs.training import TrainedRoleConfig
+from resources.ray_state import reread_settings
 from resources.snapshot_writer import SnapshotWriters
 from resources.workers.actor import ActorWorker
 
@@ -156,6 +157,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
     apply_defaults()
+    reread_settings()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = 400_000_000 if given.small else 5_000_000_000

@@ -22,7 +22,7 @@ from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
-from tasks.recovery import keep_snapshot, recovering, restore_reward_state
+from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
 from tasks.run_state import RunState
 from tasks.saves import save_last_iteration
 from tasks.session import Session, open_directory, open_session
@@ -108,9 +108,16 @@ def _close_flow_run_before(run: Session) -> None:
 
 
 def warm_up(run: Session, flow: Flow[Any, Any]) -> None:
-    """Run the supervised warm-up once in the life of a run, with its own workers on the actor's pool."""
-    if not run.needs_warm_up:
-        return
+    """Run the supervised warm-up once in the life of a run, with its own workers on the actor's pool.
+
+    It has no state to roll back to: when a process dies it begins again.
+    """
+    while run.needs_warm_up:
+        with repeating(run):
+            _warm_up_once(run, flow)
+
+
+def _warm_up_once(run: Session, flow: Flow[Any, Any]) -> None:
     place = next(group for group in process_groups(run.config) if "actor" in group.roles[0])
     groups = start_process_group(run.cluster, _warm_up_casting(run), place, ["actor", "demonstrations"])
     try:
@@ -150,8 +157,8 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
 def _check_data(run: Session) -> None:
     """A run resumed with other prompts starts at their beginning, and says so."""
     state = run.state
-    if not state.data_identity:
-        return
+    if not state.data_identity or "rollout" not in run.groups:
+        return  # a fresh run; or engines that are servers, whose prompts are read in the task host
     saved = {"identity": state.data_identity, "epoch": state.epoch, "start": state.start}
     reader = next(group for name, group in run.groups.items() if name.partition(".")[0] == "rollout")
     epoch, start = reader.call("resume_position", saved)[0]

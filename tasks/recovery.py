@@ -92,6 +92,20 @@ def recovering(run: Session) -> Iterator[None]:
         _recover(run, fault)
 
 
+@contextlib.contextmanager
+def repeating(run: Session) -> Iterator[None]:
+    """Run what has no state to roll back to; after a fault that can be repaired the caller runs it again."""
+    try:
+        yield
+    except FAULTS as error:
+        if not (run.config.recovery.enabled and is_recoverable(run, error)):
+            raise
+        fault = _Fault(error=error, noticed=time.monotonic())
+        _spend(run, fault)
+        drain(run)
+        run.directory.event("repeated", rebuilt=rebuild(run), **fault.facts())
+
+
 def keep_snapshot(run: Session, metrics: Mapping[str, float], *, is_forced: bool = False) -> None:
     """Take a snapshot of the state just committed, where `recovery.snapshot_every` (or a save) asks for one."""
     recovery = run.config.recovery

@@ -252,9 +252,14 @@ class Session:
         """Iterations up to `async_depth` ahead whose rollout is still to be submitted."""
         last = min(at.iteration + self.config.async_depth, self.config.iterations - 1)
         later = [number for number in range(at.iteration + 1, last + 1) if number not in self._ahead]
-        # A batch is named by the first attempt of its iteration: a second attempt samples afresh (`forget_ahead`).
+        # As the iteration itself will be stamped; should it fail in between, it samples afresh (`forget_ahead`).
         return [
-            replace(at, iteration=number, attempt=1, start=at.start + (number - at.iteration) * at.count)
+            replace(
+                at,
+                iteration=number,
+                attempt=self.failed_attempts[number] + 1,
+                start=at.start + (number - at.iteration) * at.count,
+            )
             for number in later
         ]
 

@@ -5,18 +5,16 @@ that Ray and the worker groups know, and at /proc. The product has no hook for i
 """
 
 import os
-import random
 import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 
-from resources.casting import distinct_groups
+from resources.process_facts import descendants
 from tasks.session import _CURRENT, Session
 
 POLL_SECONDS = 0.003
@@ -51,7 +49,8 @@ class Injector:
 
     faults: Sequence[Fault]
     made: list[Done] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
+    missed: int = 0
+    """Moments that were over before they were seen."""
 
     def __post_init__(self) -> None:
         self._left = sorted(self.faults, key=lambda fault: fault.iteration)
@@ -76,10 +75,9 @@ class Injector:
             if not _CURRENT or not ray.is_initialized():
                 continue
             run, fault = _CURRENT[-1], self._left[0]
-            if run.state.iteration > fault.iteration:
-                self._left.pop(0)
-                self.missed.append(f"{fault}: the iteration was over")
-                continue
+            if run.state.iteration > fault.iteration:  # the moment was shorter than a look; the next one will do
+                self.missed += 1
+                fault = self._left[0] = replace(fault, iteration=run.state.iteration)
             if run.state.iteration < fault.iteration or run.snapshot is None:
                 continue
             running = running_steps(run)
@@ -108,33 +106,10 @@ def pid_of(run: Session, fault: Fault) -> int | None:
     if kind == "host":
         return _host_pid(run, pool)
     if kind == "grader":
-        children = _descendants(run.groups["reward"].ranks[0]["pid"])
+        children = sorted(descendants([run.groups["reward"].ranks[0]["pid"]]))
         return children[0] if children else None
     ranks = run.groups[fault.target].ranks
     return ranks[fault.rank % len(ranks)]["pid"] or None
-
-
-def pids_of_run(run: Session) -> dict[str, int]:
-    """Every process of the run by a readable name: ranks of groups and task hosts."""
-    found = {
-        f"{group.name}-{rank['rank']}": rank["pid"] for group in distinct_groups(run.groups) for rank in group.ranks
-    }
-    return found | {f"host {pool}": pid for pool in run.hosts.pools if (pid := _host_pid(run, pool)) is not None}
-
-
-def random_faults(seed: int, iterations: int, targets: Sequence[str], steps: Sequence[str]) -> list[Fault]:
-    """One fault an iteration from the second on, chosen by `seed`; mostly deaths, some stops."""
-    chosen = random.Random(seed)
-    return [
-        Fault(
-            iteration=iteration,
-            target=chosen.choice(list(targets)),
-            step=chosen.choice([*steps]),
-            number=chosen.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]),
-            rank=chosen.randrange(4),
-        )
-        for iteration in range(1, iterations)
-    ]
 
 
 def _host_pid(run: Session, pool: str) -> int | None:
@@ -145,11 +120,3 @@ def _host_pid(run: Session, pool: str) -> int | None:
         return int(ray.get(host.facts.remote(), timeout=10.0)["pid"])
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
         return None
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *_descendants(int(child))]
-    return found

@@ -56,14 +56,12 @@ def measure(folder: Path) -> list[Row]:
             ppo(config)
     assert_same_run(folder / "disturbed", folder / "undisturbed")
     events = events_of(folder / "disturbed", "recovered")
-    names = {fault: text for text, fault in CASES}
+    names = {(fault.target, fault.step, fault.number): text for text, fault in CASES}
     rows = []
     for done in injector.made:
-        name = next(
-            text for text, fault in CASES if fault.target == done.fault.target and fault.step == done.fault.step
-        )
         event = next(event for event in events if event["noticed"] >= done.at)
-        rows.append(Row(fault=names[done.fault], noticed=event["noticed"] - done.at, back=times[event["iteration"]] - done.at))
+        noticed, back = event["noticed"] - done.at, times[event["iteration"]] - done.at
+        rows.append(Row(fault=names[done.fault.target, done.fault.step, done.fault.number], noticed=noticed, back=back))
     return rows
 
 

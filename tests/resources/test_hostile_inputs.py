@@ -5,9 +5,12 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 import yaml
 from jinja2.exceptions import SecurityError
@@ -117,3 +120,14 @@ def test_a_config_with_a_python_tag_is_refused(tmp_path: Path):
     with pytest.raises((ConfigError, yaml.YAMLError)):
         load_config(str(path), ())
     assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.slow
+def test_nobody_joins_the_cluster_without_its_token(cluster, tmp_path: Path):
+    address = ray.get_runtime_context().gcs_address
+    script = f"import ray; ray.init(address={address!r}, logging_level='ERROR'); print(ray.cluster_resources())"
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "HOME": str(tmp_path), "RAY_AUTH_TOKEN": ""}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert found.returncode != 0
+    assert "CPU" not in found.stdout
+    assert "auth" in found.stderr.lower()
