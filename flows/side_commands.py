@@ -64,8 +64,8 @@ def evaluate(
         raise Refused("validation.sources is empty; name the held-out prompts to score")
     checkpoint = None
     if is_run and model is None:
-        checkpoint = _checkpoint(folder, iteration, best)
-    evaluated = _renamed(checked, _model_of(checked, folder if is_run else None, model))
+        checkpoint = checkpoint_of(folder, iteration, best)
+    evaluated = renamed(checked, model_to_score(checked, folder if is_run else None, model))
 
     def run() -> dict[str, Any]:
         from flows.evaluation import evaluation
@@ -75,7 +75,8 @@ def evaluate(
     return _run(evaluated, run, json_)
 
 
-def _checkpoint(run: Path, iteration: int | None, best: str | None) -> str:
+def checkpoint_of(run: Path, iteration: int | None, best: str | None) -> str:
+    """The folder of a run's checkpoint: that iteration's, the best by a metric, or the newest. Raises Refused."""
     from resources.checkpoints import CheckpointError, CheckpointStore
 
     store = CheckpointStore(run / "checkpoints")
@@ -92,7 +93,8 @@ def _checkpoint(run: Path, iteration: int | None, best: str | None) -> str:
     return str(store.path_of(found.iteration).absolute())
 
 
-def _model_of(config: "RunConfig", run: Path | None, model: str | None) -> "ModelConfig":
+def model_to_score(config: "RunConfig", run: Path | None, model: str | None) -> "ModelConfig":
+    """The model named; else what the run started from, which its checkpoint is laid over; else the config's."""
     from configs.model import ModelConfig
 
     if model is None and run is not None:
@@ -107,8 +109,8 @@ def _model_of(config: "RunConfig", run: Path | None, model: str | None) -> "Mode
     return ModelConfig.model_validate({**own, **moved})
 
 
-def _renamed(config: "RunConfig", model: "ModelConfig") -> "RunConfig":
-    """Under a name of its own, so that the run that is scored keeps its folder."""
+def renamed(config: "RunConfig", model: "ModelConfig") -> "RunConfig":
+    """The config under a name of its own, so that the run that is scored keeps its folder."""
     from tasks.side_run import free_name
 
     name = free_name(Path(config.run_dir), f"{config.name}.evaluation")

@@ -18,7 +18,6 @@ from resources.graders import Sample
 
 if TYPE_CHECKING:  # reports read samples without paying for torch
     from tensordict import TensorDictBase
-    from torch import Tensor
 
 _NAME = re.compile(r"^iteration-(\d{6,})\.parquet$")
 TOKEN_FIELDS = ("tokens", "token_log_probs", "token_advantages")
@@ -147,12 +146,12 @@ def _record(sample: Sample, rows: "TensorDictBase", place: int, iteration: int, 
     }
 
 
-def _row(column: Any, place: int) -> "Tensor":
+def _row(column: Any, place: int) -> Any:
     offsets = column.offsets()
     return column.values()[int(offsets[place]) : int(offsets[place + 1])]
 
 
-def _rounded(values: "Tensor") -> list[float]:
+def _rounded(values: Any) -> list[float]:
     return [round(value, 4) for value in values.tolist()]
 
 
