@@ -44,7 +44,7 @@ def test_a_rule_becomes_an_import_path_with_its_options():
 
 
 def test_an_unknown_rule_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"grader 'g' names rule 'exact'; the rules are \['exact_answer'"):
+    with pytest.raises(ValueError, match=r"grader 'g' names rule 'exact'; the rules are .*'exact_answer'"):
         build(function="exact")
 
 
