@@ -6,6 +6,9 @@ are jagged nested tensors, so nothing is padded on the wire or at rest. Padding 
 immutable; everything here that selects or joins rows returns memory of its own.
 """
 
+# torch and tensordict leave the types of `tolist`, `keys` and `get` open, which strict mode would report at every use.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

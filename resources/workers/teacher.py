@@ -9,7 +9,7 @@ from torch import Tensor
 
 from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
-from resources.batch import make_shard, ragged_from_values
+from resources.batch import columns_of, make_shard, ragged_from_values
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import load_model_config, load_tokenizer
 from resources.teachers import match_tokens
@@ -85,7 +85,7 @@ class TeacherWorker(ReferenceWorker):
         ids, log_probs = ids.masked_fill(is_foreign, 0), log_probs.masked_fill(is_foreign, _IMPOSSIBLE)
         return make_shard(
             {
-                **dict(shard.items()),
+                **columns_of(shard),
                 "teacher_top_k_ids": ragged_from_values(ids.to(torch.int32), lengths),
                 "teacher_top_k_log_probs": ragged_from_values(log_probs.to(torch.float16), lengths),
             }
