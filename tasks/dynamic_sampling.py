@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from resources.batch import make_shard
+from resources.reward_stream import RewardStream
 from resources.rows import Rows, ShardRef
 from resources.telemetry.spans import RankSpan
 from tasks.algorithms.diagnostics import finish_metrics
@@ -81,8 +82,12 @@ def sample(
     skip: Sequence[str],
     *,
     greedy: bool = False,
+    batch_id: str | None = None,
 ) -> Replies:
-    """Let the engines sample `count` prompts from a position on."""
+    """Let the engines sample `count` prompts from a position on.
+
+    `batch_id`: responses are graded under that name as they finish, while others are still sampled.
+    """
     return call(
         "rollout",
         "sample",
@@ -94,9 +99,20 @@ def sample(
         policy_version,
         skip=list(skip),
         greedy=greedy,
+        stream=_stream(batch_id),
         **environment_options(),
         is_bulk=True,
     )
+
+
+def _stream(batch_id: str | None) -> RewardStream | None:
+    """Where finished responses go; None where rewards are not streamed, or share the engines' own process."""
+    config = host().config
+    placed = config.roles.get("reward")
+    is_apart = placed is not None and placed.colocate != "fused"
+    if batch_id is None or not config.reward.stream or not is_apart:
+        return None
+    return RewardStream(host().group("reward"), batch_id)
 
 
 def rows_of(replies: Replies) -> Rows:
