@@ -134,6 +134,13 @@ def build_agent_rollout(
     )
 
 
+def tool_schemas(rollout: RolloutConfig) -> list[dict[str, Any]]:
+    """What a chat template tells the model of its tools; empty without any."""
+    if rollout.tools is None:
+        return []
+    return [tool.schema() for tool in load_tools(rollout.tools.functions).values()]
+
+
 def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
     """Sums and counts beside those of any rollout."""
     count = float(len(episodes))

@@ -92,6 +92,7 @@ class PromptSource:
         *,
         sources: Sequence[SourceConfig] | None = None,
         held_out: bool = False,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Read, check and render everything.
 
@@ -100,12 +101,14 @@ class PromptSource:
             tokenizer: of the model.
             sources: in place of `data.sources` (validation).
             held_out: take generated kinds from the part of their space that training never sees.
+            tools: schemas that a chat template tells the model of.
 
         Raises:
             PromptError: for unusable rows, or when fewer rows are left than one iteration takes.
         """
         self._data = data
         self._tokenizer = tokenizer
+        self._tools = list(tools) or None
         wanted = data.sources if sources is None else sources
         if not wanted:
             raise PromptError("no source is given; name at least one")
@@ -125,10 +128,14 @@ class PromptSource:
 
     @classmethod
     def for_validation(
-        cls, validation: ValidationConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase
+        cls,
+        validation: ValidationConfig,
+        data: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> "PromptSource":
         """The validation sources, rendered as the training prompts are; generated kinds never overlap training."""
-        return cls(data, tokenizer, sources=validation.sources, held_out=True)
+        return cls(data, tokenizer, sources=validation.sources, held_out=True, tools=tools)
 
     @property
     def rendered(self) -> list[tuple[SourceConfig, list[SourceRow], list[tuple[int, ...]]]]:
@@ -291,7 +298,9 @@ class PromptSource:
                 "tokenizer"
             )
         texts: list[Any] = [
-            self._tokenizer.apply_chat_template(self._messages(row), tokenize=False, add_generation_prompt=True)
+            self._tokenizer.apply_chat_template(
+                self._messages(row), tools=self._tools, tokenize=False, add_generation_prompt=True
+            )
             for row in rows
         ]
         # The template writes the special tokens itself.

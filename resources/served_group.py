@@ -128,7 +128,9 @@ class _FrontCall:
         if self._stored is None:
             is_bulk = isinstance(answers, list) and bool(answers) and isinstance(answers[0], tuple)
             is_bulk = is_bulk and isinstance(answers[0][0], dict)
-            self._stored = [(status, ray.put(data)) for status, data in answers] if is_bulk else answers
+            # Without Ray the whole cast is in this process, and rows stay where they are.
+            store = ray.put if ray.is_initialized() else _as_it_is
+            self._stored = [(status, store(data)) for status, data in answers] if is_bulk else answers
         return self._stored
 
     @property
@@ -152,6 +154,10 @@ class _EveryCall:
     def spans(self) -> list[dict[str, float]]:
         every = [span for call in self._calls for span in call.spans]
         return [{**span, "rank": place} for place, span in enumerate(every)]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _number(name: str) -> int:

@@ -12,9 +12,11 @@ ROLLOUT_COLUMNS = (
 )  # fmt: skip
 SCORED_COLUMNS = ("scores", "grades", "baseline_scores")
 """Added here only where scores decide what is sampled: dynamic sampling, and ReMax's baseline."""
+SERVED_COLUMNS = ("token_versions",)
+"""Added by rollout servers, whose weights may change between two tokens."""
 
 
-@step(role="rollout", writes=(*ROLLOUT_COLUMNS, *SCORED_COLUMNS))
+@step(role="rollout", writes=(*ROLLOUT_COLUMNS, *SCORED_COLUMNS, *SERVED_COLUMNS))
 def rollout(at: Stamp, policy_version: int, solved: str = "") -> StepResult:
     """Sample the responses of an iteration; adds ROLLOUT_COLUMNS.
 

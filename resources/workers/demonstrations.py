@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from configs.data import DataConfig
 from configs.model import ModelConfig
 from configs.rollout import RolloutConfig
-from resources.agent_rollout import build_agent_rollout
+from resources.agent_rollout import build_agent_rollout, tool_schemas
 from resources.batch import make_shard, ragged_from_rows
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import load_tokenizer
@@ -31,7 +31,8 @@ class DemonstrationWorker:
         """`turns`: texts of a demonstration's turns; the tools of `rollout` answer between them. See SftConfig."""
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model)
-        self._prompts = PromptSource(data, self._tokenizer)
+        tools = () if rollout is None else tool_schemas(rollout)
+        self._prompts = PromptSource(data, self._tokenizer, tools=tools)
         self._turns = tuple(turns)
         ends = {cast("int", self._tokenizer.eos_token_id)}
         self._agent = build_agent_rollout(rollout, data, self._tokenizer, ends) if rollout is not None else None

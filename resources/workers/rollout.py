@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
 from configs.rollout import RolloutConfig, SamplingConfig
-from resources.agent_rollout import build_agent_rollout, episode_metrics
+from resources.agent_rollout import build_agent_rollout, episode_metrics, tool_schemas
 from resources.dispatch import Dispatch, dispatch
 from resources.engines.base import Engine, GenerationOutput, Sampling, build_engine
 from resources.graders import FinishedRow
@@ -84,10 +84,11 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         self.siblings: dict[str, Any] = {}
         self.run_seed = seed + rollout.seed_offset
         self.tokenizer = load_tokenizer(model)
-        self.prompts = PromptSource(data, self.tokenizer)
+        tools = tool_schemas(rollout)
+        self.prompts = PromptSource(data, self.tokenizer, tools=tools)
         self.held_out = None
         if validation is not None and validation.sources:
-            self.held_out = PromptSource.for_validation(validation, data, self.tokenizer)
+            self.held_out = PromptSource.for_validation(validation, data, self.tokenizer, tools)
         self.stride = _largest_group(rollout.group_size, self.prompts)
         folder = prepare_model_folder(model, seed)
         self.eos_token_ids = _eos_token_ids(folder, self.tokenizer)

@@ -1,0 +1,55 @@
+"""Two small tasks and a teacher for each, made here by supervised learning, for the tests of distillation."""
+
+import functools
+import itertools
+import json
+import random
+from pathlib import Path
+
+from configs.data import DataConfig, SourceConfig
+from configs.model import ModelConfig, ModelShape, OptimizerConfig
+from configs.training import TrainedRoleConfig
+from resources.batch import row_lengths
+from resources.update_plan import make_update_plans
+from resources.workers.actor import ActorWorker
+from resources.workers.demonstrations import DemonstrationWorker
+from tasks.algorithms.supervised import supervised_objective
+
+LARGE = ModelShape(num_layers=2, hidden_size=64, intermediate_size=256, num_heads=4, vocab_size=128, max_positions=32)
+SMALL = LARGE.model_copy(update={"num_layers": 1})
+HELD_OUT = 40
+
+
+def write_tasks(folder: Path) -> dict[str, dict[str, Path]]:
+    """`312=` -> `123` (sorting) and `312>` -> `213` (reversing): files of rows to learn and of rows held out."""
+    files: dict[str, dict[str, Path]] = {}
+    digits = ["".join(number) for number in itertools.product("0123456789", repeat=3)]
+    random.Random(0).shuffle(digits)
+    solve = {"sort": (lambda text: "".join(sorted(text)), "="), "reverse": (lambda text: text[::-1], ">")}
+    for name, (answer, mark) in solve.items():
+        rows = [{"prompt": text + mark, "answer": answer(text)} for text in digits]
+        files[name] = {"held_out": folder / f"{name}-held-out.json", "learn": folder / f"{name}.json"}
+        files[name]["held_out"].write_text(json.dumps(rows[:HELD_OUT]))
+        files[name]["learn"].write_text(json.dumps(rows[HELD_OUT:]))
+    return files
+
+
+def make_teacher(file: Path, folder: Path, steps: int = 120, seed: int = 0) -> None:
+    """Fit a model of shape LARGE to the rows of `file` and export it to `folder`."""
+    model = ModelConfig(build="tiny", shape=LARGE)
+    settings = TrainedRoleConfig(optimizer=OptimizerConfig(lr=3e-3), micro_batch_size=64)
+    source = SourceConfig(name=file.stem, kind="json", path=str(file))
+    data = DataConfig(sources=(source,), prompts_per_iteration=64, max_prompt_length=8)
+    rows = DemonstrationWorker(model, data).read(0, 0, steps * 64)[1]
+    lengths = row_lengths(rows.get("input_ids")).tolist()
+    plan = make_update_plans(
+        rows["row_ids"].tolist(),
+        lengths,
+        rows["response_lengths"].tolist(),
+        micro_batch_size=64,
+        num_mini_batches=steps,
+        shuffle=False,
+    )[0]
+    worker = ActorWorker(model, settings, seed, threads=1)
+    worker.update(rows, plan, functools.partial(supervised_objective))
+    worker.export(str(folder))
