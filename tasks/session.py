@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from configs.load import check_config, dump_config
 from configs.model import ModelConfig
 from configs.run import RunConfig
-from resources.casting import Casting, cast_groups
+from resources.casting import STATEFUL, Casting, cast_groups
 from resources.checkpoints import CheckpointStore, Manifest
 from resources.cluster import Cluster, ClusterError
 from resources.placement import NoFit, fit
@@ -212,6 +212,9 @@ class Session:
             outage_seconds=self.config.recovery.prefect_outage_seconds,
         )
         self.resumed_folder = None
+        for duty in STATEFUL:  # last of all: an engine that loads its weights may have drawn from the same stream
+            if duty in self.groups:
+                self.groups[duty].call("restore_random")
         if outcome.metrics and not self.first_validation:
             self.state = replace(self.state, parts={**self.state.parts, FIRST_VALIDATION: dict(outcome.metrics)})
         self.lap()

@@ -21,6 +21,7 @@ from resources.models.optimizers import RoleOptimizer
 from resources.models.sharding import local_part, set_gradient_sync
 from resources.models.tensor_parallel import sum_partial_gradients
 from resources.models.weights import fill
+from resources.seeding import stream_seed
 from resources.tensor_files import load_scalars, load_tensors, pieces_of, save_tensors
 from resources.update_plan import MiniBatch, UpdatePlan
 from resources.workers.base import ModelWorker, Status, Stopwatch
@@ -43,6 +44,8 @@ class TrainedWorker(ModelWorker):
         self.partial_gradients = self.lay_out(self.module, is_trained=True)
         self.optimizer = RoleOptimizer(self.parameters(), settings.optimizer, self.world_size, self.clock)
         self.is_offloaded = False
+        self._random: Tensor | None = None
+        torch.manual_seed(stream_seed(seed, self.role, self.rank))  # else every process begins somewhere else
 
     def build_module(self) -> nn.Module:
         """The whole model on the CPU, float32."""
@@ -184,7 +187,8 @@ class TrainedWorker(ModelWorker):
         self.optimizer.load_scalars(state["scalars"])
         self.optimizer.zero_grad()
         if "rank.rng" in state["tensors"]:
-            torch.set_rng_state(state["tensors"]["rank.rng"])
+            self._random = state["tensors"]["rank.rng"].clone()
+            self.restore_random()
 
     @dispatch(Dispatch.BROADCAST)
     def save_checkpoint(self, folder: str) -> Status:
@@ -235,8 +239,15 @@ class TrainedWorker(ModelWorker):
             local_part(own).copy_(piece)
         self.optimizer.load_scalars(snapshot["scalars"])
         self.optimizer.zero_grad()
-        torch.set_rng_state(snapshot["tensors"]["rank.rng"].clone())
+        self._random = snapshot["tensors"]["rank.rng"].clone()
+        self.restore_random()
         return {"metrics": {}, "spans": watch.spans()}
+
+    @dispatch(Dispatch.BROADCAST)
+    def restore_random(self) -> None:
+        """The random stream as it was last restored: whatever else comes back in this process may draw from it."""
+        if self._random is not None:
+            torch.set_rng_state(self._random)
 
     @dispatch(Dispatch.BROADCAST)
     def offload(self) -> None:

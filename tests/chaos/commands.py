@@ -18,6 +18,7 @@ from resources.process_facts import processes_with_environment
 from resources.run_directory import read_lines
 
 ROOT = Path(__file__).parents[2]
+MAIN = "import sys; from flows.cli import main; sys.exit(main())"
 START_SECONDS = 300.0
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.01
@@ -31,7 +32,7 @@ class Command:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli", *arguments],
+                [sys.executable, "-c", MAIN, *arguments],
                 cwd=log.parent,
                 env=environment,
                 stdout=file,
