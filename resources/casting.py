@@ -28,6 +28,7 @@ WORKERS: dict[str, str] = {
     "teacher": "resources.workers.teacher:TeacherWorker",
     "env": "resources.workers.env:EnvWorker",
     "advantage": "resources.workers.compute:ComputeWorker",
+    "reward_model": "resources.workers.reward_model:RewardModelWorker",
     "demonstrations": "resources.workers.demonstrations:DemonstrationWorker",
     "preferences": "resources.workers.preferences:PreferenceWorker",
     "reward_trainer": "resources.workers.reward_trainer:RewardTrainerWorker",
@@ -108,6 +109,15 @@ def _demonstrations(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
     return {"args": (cast.model, config.data, config.rollout, turns)}
 
 
+def _reward_model(cast: Casting, group: ProcessGroup, duty: str) -> dict[str, Any]:
+    """Of `reward_model.NAME`: the model of the grader NAME."""
+    models = {grader.name: grader.model for grader in cast.config.reward.graders}
+    return {
+        "args": (models[duty.partition(".")[2]], cast.config.actor, cast.config.seed),
+        "kwargs": {"threads": group.threads},
+    }
+
+
 def tokenizer_folder(cast: Casting) -> str:
     """A folder with the policy's tokenizer; one is made for a model that is built or unpacked here."""
     model = cast.model
@@ -145,6 +155,12 @@ def duties_of(group: ProcessGroup) -> list[str]:
     return [duty for role in group.roles for duty in HYBRID_ROLES.get(role, (role,))]
 
 
+def all_duties(config: RunConfig, group: ProcessGroup) -> list[str]:
+    """`duties_of`, and the reward models of graders: they sit in the processes of the reward workers."""
+    models = [f"reward_model.{grader.name}" for grader in config.reward.graders if grader.kind == "model"]
+    return [*duties_of(group), *(models if "reward" in group.roles else [])]
+
+
 def cast_groups(cluster: Cluster, casting: Casting) -> dict[str, WorkerGroup]:
     """Start every worker group of the config; duty -> group. If one does not start, none stays."""
     started: dict[str, WorkerGroup] = {}
@@ -169,7 +185,7 @@ def start_process_group(
     cluster: Cluster, casting: Casting, group: ProcessGroup, duties: list[str] | None = None
 ) -> dict[str, WorkerGroup]:
     """Start the processes of one group of the plan."""
-    chosen = duties or duties_of(group)
+    chosen = duties or all_duties(casting.config, group)
     specs = [worker_spec(casting, group, duty, is_first=duty == chosen[0]) for duty in chosen]
     pool = cluster.pools[group.pool]
     if len(specs) == 1:
@@ -188,10 +204,12 @@ def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: b
     placed = casting.config.roles.get(role)
     pool = casting.config.pools[group.pool]
     mesh = Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel) if placed is not None else Mesh()
+    own = placed.worker if placed is not None and kind != "reward_model" else None
+    arguments = _reward_model(casting, group, duty) if kind == "reward_model" else ARGUMENTS[kind](casting, group)
     return WorkerSpec(
         role=duty,
-        worker=(placed.worker if placed is not None and placed.worker else None) or WORKERS[kind],
-        **ARGUMENTS[kind](casting, group),
+        worker=own or WORKERS[kind],
+        **arguments,
         fraction=(group.accelerators / pool.accelerators_per_bundle if is_first else 0.0),
         cpus=group.cpus if is_first else 0.0,
         threads=group.threads,

@@ -11,7 +11,7 @@ from typing import Any
 from configs.layout import process_groups
 from configs.model import ModelConfig
 from configs.run import RunConfig
-from resources.casting import Casting, duties_of, worker_spec
+from resources.casting import Casting, all_duties, duties_of, worker_spec
 from resources.curriculum import curriculum_after
 from resources.local_group import LocalGroup, make_siblings
 from resources.store import BatchStore, StoreView
@@ -42,7 +42,7 @@ def cast_here(
     casting = Casting(config=config, model=model or config.model, graders=build_graders(config))
     groups = dict(given or {})
     for group in process_groups(config):
-        for duty in duties_of(group):
+        for duty in all_duties(config, group):
             if duty not in groups:
                 spec = worker_spec(casting, group, duty)
                 maker: Any = import_worker(spec.worker) if isinstance(spec.worker, str) else spec.worker

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.layout import process_groups
 from configs.run import RunConfig
-from resources.casting import Casting, distinct_groups, duties_of, start_process_group
+from resources.casting import Casting, all_duties, distinct_groups, duties_of, start_process_group
 from resources.run_directory import RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
@@ -48,8 +48,9 @@ def start_duties(run: Session, duties: Sequence[str], *, fits: bool = False) -> 
         actor = run.config.actor.model_copy(update={"optimizer": run.config.sft.optimizer})
         casting = replace(casting, config=run.config.model_copy(update={"actor": actor}))
     started: dict[str, WorkerGroup] = {}
+    wanted = {*duties, *(["reward_model"] if "reward" in duties else [])}
     for group in process_groups(run.config):
-        mine = [duty for duty in duties_of(group) if duty in duties]
+        mine = [duty for duty in all_duties(run.config, group) if duty.partition(".")[0] in wanted]
         if "actor" in duties_of(group):
             mine += [duty for duty in duties if duty in ("demonstrations", "preferences", "reward_trainer")]
             mine.sort(key=lambda duty: duty in ("demonstrations", "preferences"))

@@ -23,6 +23,7 @@ from resources.grader_backends import build_backends
 from resources.graders import FinishedRow, Grader, Sample, owner_of, read_sample
 from resources.reward_loop import RewardLoop
 from resources.reward_scores import NAN, Grade, Moments, Tally, combine, shape_scores
+from resources.rows import Rows
 
 Status = dict[str, Any]
 Decoder = Callable[[Sequence[int]], str]
@@ -92,8 +93,10 @@ class RewardWorker:
         samples = [
             self._sample(row) for row in finished_rows(rows) if owner_of(row.group_id, self.world_size) == self.rank
         ]
+        # Rows inside a mapping arrive as references; only arguments of their own are fetched on the way.
+        models = {name: given.load() if isinstance(given, Rows) else given for name, given in (external or {}).items()}
         found = self._loop.finish(batch_id, samples, deadline_seconds)
-        grades = {row_id: {**given, **_external(row_id, external)} for row_id, given in found.grades.items()}
+        grades = {row_id: {**given, **_external(row_id, models)} for row_id, given in found.grades.items()}
         truncated = None if is_validation else self._config.truncated_score
         tally = Tally.empty()
         scores = []
@@ -246,9 +249,9 @@ def _shard(samples: Sequence[Sample], scores: Sequence[float], grades: Mapping[i
     )
 
 
-def _external(row_id: int, external: Mapping[str, TensorDictBase] | None) -> dict[str, Grade]:
+def _external(row_id: int, external: Mapping[str, TensorDictBase]) -> dict[str, Grade]:
     grades: dict[str, Grade] = {}
-    for name, shard in (external or {}).items():
+    for name, shard in external.items():
         place = (shard["row_ids"] == row_id).nonzero()
         score = float(shard["scores"][int(place[0])]) if len(place) else NAN
         text = f"grader {name!r}, nonsense: the reward model gave no finite score"

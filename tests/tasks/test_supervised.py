@@ -21,7 +21,7 @@ from resources.workers.preferences import PreferenceWorker
 from resources.workers.reward_model import RewardModelWorker
 from resources.workers.reward_trainer import RewardTrainerWorker
 from tasks.host import call_step, use_host
-from tasks.local_run import LocalRun, warm_up_here
+from tasks.local_run import LocalRun, cast_here, warm_up_here
 from tasks.supervised import both_rows, preferences, publish_reward_model, reward_model_fit
 from tests.tasks.local_cast import SmallCast, small_config
 
@@ -104,6 +104,18 @@ def test_a_reward_model_learns_the_preference_and_loads_in_transformers(tmp_path
     _, scored = worker.score(batch)
     own = scored["scores"].reshape(4, 2)
     assert (own[:, 0] > own[:, 1]).all()
+
+    # A grader of kind `model` starts from it, in the process of the reward worker.
+    data = dump_config(small_config("algorithm.name=rloo"))
+    data["reward"]["graders"] = [{"name": "liked", "kind": "model", "model": {"path": str(tmp_path / "model")}}]
+    judged = check_config(data)
+    groups = cast_here(judged)
+    judged_run = LocalRun(judged, groups)
+    judged_run.sync()
+    metrics = judged_run.iterate()
+    groups["reward"].call("close")
+    assert metrics["reward/grader/liked/score_mean"] == pytest.approx(metrics["reward/score_mean"])
+    assert metrics["reward/groups_with_signal"] > 0.5
 
 
 def test_micro_batches_hold_whole_pairs_on_every_rank():
