@@ -16,7 +16,8 @@ class ToolResponder:
     """Makes the calls found in a turn. Whatever goes wrong becomes a text that the policy reads."""
 
     def __init__(self, tools: Mapping[str, Tool], notation: Notation, timeout_seconds: float) -> None:
-        self.tools, self.notation, self.timeout_seconds = dict(tools), notation, timeout_seconds
+        self.tools, self.timeout_seconds = dict(tools), timeout_seconds
+        self.notation: Notation = notation
 
     def wants(self, text: str) -> bool:
         """Whether the turn holds a call, or what was meant to be one."""

@@ -62,17 +62,14 @@ def test_an_episode_talks_to_its_environment_until_that_ends_it() -> None:
 def test_the_grader_reads_the_score_and_a_failed_environment_is_unscorable() -> None:
     assert environment_score("", "", "", {"environment_score": 0.25}).value == 0.25
     assert environment_score("", "", "", {"environment_score": None}).value is None
-    with pytest.raises(ValueError, match="needs rollout.tools.environment"):
+    with pytest.raises(ValueError, match=r"needs rollout\.tools\.environment"):
         environment_score("", "", "", {})
 
 
 def test_an_environment_that_raises_ends_its_own_episode_alone() -> None:
     texts = {"*": "a"}
     episodes, shard = run(texts, [row(0), row(1)], "tests.resources.environments_here:Broken")
-    assert [episode.score for episode in episodes] == [0.0, 0.0] or [episode.num_errors for episode in episodes] == [
-        1,
-        1,
-    ]
+    assert [episode.score for episode in episodes] == [None, None]
     assert [episode.num_errors for episode in episodes] == [1, 1]
     assert [episode.reason for episode in episodes] == [FinishReason.STOP] * 2
     assert int(shard["response_mask"].values().sum()) == 8
