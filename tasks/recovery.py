@@ -18,9 +18,10 @@ from resources.failures import Failure, WorkerFailed
 from resources.reward_scores import Moments
 from tasks.collect import StepFailedError
 from tasks.hosts import HostLostError
+from tasks.manifests import manifest_of
 from tasks.rebuild import drain, find_deaths, rebuild
 from tasks.run_state import RunState
-from tasks.session import Session, manifest_of
+from tasks.session import Session
 from tasks.snapshots import pieces_by_node, restore_snapshot, take_snapshot
 
 RECOVERABLE_KINDS = ("exit code", "signal", "out of memory", "node lost", "stopped", "deadline", "stale")

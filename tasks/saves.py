@@ -17,7 +17,8 @@ from prefect.logging import get_logger
 from resources.checkpoints import Manifest
 from resources.snapshot_writer import write_snapshot
 from resources.tensor_files import NotFiniteError
-from tasks.session import Session, manifest_of
+from tasks.manifests import manifest_of
+from tasks.session import Session
 from tasks.snapshots import Snapshot
 
 WAIT_SECONDS = 600.0

@@ -4,11 +4,9 @@ The controller alone owns placement groups, worker groups and task hosts; flows 
 """
 
 import contextlib
-import hashlib
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from configs.load import check_config, dump_config
 from configs.model import ModelConfig
 from configs.run import RunConfig
 from resources.casting import STATEFUL, Casting, cast_groups
-from resources.checkpoints import CheckpointStore, Manifest
+from resources.checkpoints import CheckpointStore
 from resources.cluster import Cluster, ClusterError
 from resources.placement import NoFit, fit
 from resources.placement_groups import PoolError
@@ -368,34 +366,10 @@ def open_directory(config: RunConfig, resume: Path | None) -> tuple[RunConfig, R
     return stored, directory
 
 
-def config_digest(config: RunConfig) -> str:
-    """Identifies what must be the same for a resume to be exact."""
-    return hashlib.blake2b(json.dumps(dump_config(config), sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def manifest_of(session: Session, metrics: Mapping[str, float]) -> Manifest:
-    """The manifest of the state the session is in now."""
-    state = session.state
-    metrics_file = session.directory.metrics
-    return Manifest(
-        run_id=session.directory.run_id,
-        iteration=state.iteration,
-        policy_version=state.policy_version,
-        data_position={"epoch": state.epoch, "start": state.start},
-        kl_coef=state.kl_coef,
-        config_digest=config_digest(session.config),
-        metrics_bytes=metrics_file.stat().st_size if metrics_file.exists() else 0,
-        metrics=dict(metrics),
-        state=state.to_json(),
-    )
-
-
 __all__: Sequence[str] = (
     "DoesNotFitError",
     "Session",
-    "config_digest",
     "current_session",
-    "manifest_of",
     "open_directory",
     "open_session",
 )

@@ -1,0 +1,32 @@
+"""What a checkpoint says of the run it was taken from, beside its tensors."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from configs.load import dump_config
+from configs.run import RunConfig
+from resources.checkpoints import Manifest
+from tasks.session import Session
+
+
+def config_digest(config: RunConfig) -> str:
+    """Identifies what must be the same for a resume to be exact."""
+    return hashlib.blake2b(json.dumps(dump_config(config), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def manifest_of(session: Session, metrics: Mapping[str, float]) -> Manifest:
+    """The manifest of the state the session is in now."""
+    state = session.state
+    metrics_file = session.directory.metrics
+    return Manifest(
+        run_id=session.directory.run_id,
+        iteration=state.iteration,
+        policy_version=state.policy_version,
+        data_position={"epoch": state.epoch, "start": state.start},
+        kl_coef=state.kl_coef,
+        config_digest=config_digest(session.config),
+        metrics_bytes=metrics_file.stat().st_size if metrics_file.exists() else 0,
+        metrics=dict(metrics),
+        state=state.to_json(),
+    )
