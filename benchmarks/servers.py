@@ -1,0 +1,143 @@
+"""Rollout servers against one bare LLM.generate call on the same requests, and a weight update under load.
+
+`python -m benchmarks.servers [--json]`. The servers and the bare call use the same engine process in turn, pairwise,
+so that both meet the same machine; the ratio is the median of the pairs.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+
+from configs.data import DataConfig, SourceConfig
+from configs.environment import apply_defaults
+from configs.model import ModelConfig, ModelShape
+from configs.pools import PoolConfig
+from configs.rollout import RolloutConfig, ServersConfig
+from resources.cluster import Cluster
+from resources.engines.base import GenerationRequest, Sampling
+from resources.replicas import GroupReplica
+from resources.rollout_servers import RolloutServers
+from resources.worker_group import WorkerGroup, WorkerSpec, start_group
+
+TARGET_RATIO = 0.95
+PAIRS = 5
+REQUESTS = 128
+TOKENS = 48
+SHAPE = ModelShape(num_layers=2, hidden_size=128, intermediate_size=512, num_heads=4, vocab_size=128, max_positions=128)
+SAMPLING = Sampling()
+
+
+def requests(first: int, count: int = REQUESTS, tokens: int = TOKENS) -> list[GenerationRequest]:
+    """Prompts of 16 tokens that share nothing; responses of exactly `tokens`."""
+    return [
+        GenerationRequest(
+            row_id=first + n,
+            prompt_ids=tuple(4 + (7 * n + 13 * k + first) % 90 for k in range(16)),
+            seed=first + n,
+            max_tokens=tokens,
+        )
+        for n in range(count)
+    ]
+
+
+def start_engine(cluster: Cluster) -> WorkerGroup:
+    """One vLLM engine in a worker process of its own."""
+    data = DataConfig(sources=(SourceConfig(name="s", kind="sorting", size=600),), prompts_per_iteration=8)
+    rollout = RolloutConfig(
+        max_running_sequences=REQUESTS, max_model_length=128, kv_cache_bytes=64 * 2**20,
+        servers=ServersConfig(enabled=True), enable_prefix_caching=False,
+    )  # fmt: skip
+    model = ModelConfig(build="tiny", shape=SHAPE)
+    spec = WorkerSpec(
+        role="rollout",
+        worker="benchmarks.server_workers:ComparedWorker",
+        args=(rollout, model, data, 0),
+        kwargs={"threads": 1},
+        threads=1,
+        call_seconds=600.0,
+    )
+    return start_group(cluster, cluster.pools["engines"], spec)
+
+
+def compare(group: WorkerGroup, servers: RolloutServers) -> list[tuple[float, float]]:
+    """Tokens a second of (servers, bare call), pair by pair, the order changing."""
+    servers.generate(requests(10**6), SAMPLING)  # warm, and the steps a call takes settle
+    group.call("bare_generate", requests(2 * 10**6), SAMPLING)
+    pairs: list[tuple[float, float]] = []
+    for pair in range(PAIRS):
+        asked = requests(10_000 * pair)
+        rates: dict[str, float] = {}
+        for way in ("served", "bare") if pair % 2 else ("bare", "served"):
+            if way == "bare":
+                tokens, seconds = group.call("bare_generate", asked, SAMPLING)[0]
+            else:
+                started = time.monotonic()
+                answers = servers.generate(asked, SAMPLING)
+                tokens, seconds = sum(len(a.token_ids) for a in answers), time.monotonic() - started
+            rates[way] = tokens / seconds
+        pairs.append((rates["served"], rates["bare"]))
+    return pairs
+
+
+def update_under_load(group: WorkerGroup, servers: RolloutServers) -> tuple[int, int, float]:
+    """(requests lost or wrong, requests that span both versions, seconds without sampling) of an update on the way."""
+    asked = requests(5 * 10**6)
+    futures = [servers.submit(request, SAMPLING) for request in asked]
+    time.sleep(0.5)
+    began = time.monotonic()
+    with servers.paused():
+        group.call("new_version", 1)
+    stopped = time.monotonic() - began
+    answers = [future.result(timeout=300) for future in futures]
+    bad = sum(
+        len(a.token_ids) != TOKENS or len(a.versions) != TOKENS or list(a.versions) != sorted(a.versions)
+        for a in answers
+    )
+    return bad, sum(len(set(a.versions)) == 2 for a in answers), stopped
+
+
+def main() -> int:
+    """Print the table, or a JSON object a line; 0 when every target is met."""
+    apply_defaults()
+    lines: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder, Cluster(
+        "bench-servers", run_dir=Path(folder), num_cpus=2, object_store_bytes=200_000_000
+    ) as cluster:  # fmt: skip
+        cluster.reserve({"engines": PoolConfig(nodes=(1,), cpus_per_bundle=1)}, 60.0)
+        group = start_engine(cluster)
+        servers = RolloutServers([GroupReplica(group, 600.0)], deadline_seconds=600.0)
+        pairs = compare(group, servers)
+        ratios = sorted(served / bare for served, bare in pairs)
+        bad, spanning, stopped = update_under_load(group, servers)
+        servers.close()
+    ratio = statistics.median(ratios)
+    lines.append(_line("servers_tokens_per_second_ratio", ratio, "ratio", TARGET_RATIO, "higher"))
+    lines.append(_line("servers_lost_requests_in_update", float(bad), "requests", 0.0, "lower"))
+    if "--json" in sys.argv:
+        for line in lines:
+            print(json.dumps(line))
+    else:
+        for line in lines:
+            print(f"{line['name']:<36} {line['value']:>8.3f} {line['unit']:<9} target {line['target']} ok {line['ok']}")
+        print(f"ratios {[round(one, 3) for one in ratios]}; tokens/s {[(round(s), round(b)) for s, b in pairs]}")
+        print(f"update: {spanning} of {REQUESTS} responses span both versions, sampling stopped {stopped:.2f} s")
+    return 0 if all(line["ok"] for line in lines) else 1
+
+
+def _line(name: str, value: float, unit: str, target: float, better: str) -> dict[str, object]:
+    is_ok = value >= target if better == "higher" else value <= target
+    return {"name": name, "value": round(value, 4), "unit": unit, "target": target, "better": better, "ok": is_ok}
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+    sys.exit(code)
