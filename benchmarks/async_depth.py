@@ -65,6 +65,7 @@ def config_of(folder: Path, name: str, depth: int, overrides: Sequence[str]) -> 
         "rollout": {"pool": "engines", "workers": 1, "threads": 1},
     }
     data["async_depth"] = depth
+    data["ray"]["num_cpus"] = 4
     return check_config(data)
 
 
