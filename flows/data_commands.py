@@ -130,12 +130,12 @@ def _print_row(row: dict[str, Any], console: "Console") -> None:
     graders = " ".join(
         f"{name.removeprefix('grader/')} {_number(value)}" for name, value in row.items() if name.startswith("grader/")
     )
-    console.rule(
-        f"row {row['row_id']} of group {row['group_id']} ({row['source']} {row['index']}):"
-        f" score {_number(row['score'])}"
-        f" ({graders}), advantage {_number(row['advantage'])}, {row['response_length']} tokens, {row['finish_reason']},"
-        f" policy v{row['policy_version']}",
-        align="left",
+    console.rule(f"row {row['row_id']} of group {row['group_id']}", align="left")
+    console.print(
+        f"{row['source']} {row['index']}: score {_number(row['score'])} ({graders}), advantage"
+        f" {_number(row['advantage'])}, {row['response_length']} tokens, {row['finish_reason']}, policy"
+        f" v{row['policy_version']}",
+        style="bold",
     )
     console.print(Text(row["prompt"], style="dim"))
     if row["tokens"] is None:
