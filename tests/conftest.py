@@ -5,9 +5,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 from configs.environment import apply_defaults
 
+# Shapes of public tensor arguments are checked under test; before anything imports the functions. An int is a float
+# here, as it is to pyright.
+install_import_hook("tasks.algorithms", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 apply_defaults()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
