@@ -5,11 +5,14 @@ from typing import Any
 
 from resources.run_directory import read_lines
 
+RECENT_ITERATIONS = 10
+"""Over which the summary averages what a single batch measures noisily."""
+
 
 def summarise(
     run: Path, iterations: int, seconds: float, verdict: str | None, first_validation: dict[str, float]
 ) -> dict[str, Any]:
-    """Accuracy before and after, and the last value of what a person asks for first; None where there is none."""
+    """Accuracy before and after, and recent means of what a person asks for first; None where there is none."""
     lines = list(read_lines(run / "metrics.jsonl"))
     scored = [line for line in lines if "validation/accuracy" in line]
     first = first_validation or (scored[0] if scored else {})
@@ -22,8 +25,8 @@ def summarise(
         "accuracy_after": last.get("validation/accuracy"),
         "sampled_accuracy_before": first.get("validation/sampled_accuracy"),
         "sampled_accuracy_after": last.get("validation/sampled_accuracy"),
-        "explained_variance": _last(lines, "critic/explained_variance"),
-        "kl_to_reference": _last(lines, "actor/reference_kl"),
+        "explained_variance": _recent(lines, "critic/explained_variance"),
+        "kl_to_reference": _recent(lines, "actor/reference_kl"),
         "verdict": verdict,
     }
 
@@ -39,5 +42,7 @@ def finished_summary(run: Path, iterations: int) -> dict[str, Any] | None:
     return summarise(run, newest.iteration, 0.0, None, first)
 
 
-def _last(lines: list[dict[str, Any]], name: str) -> float | None:
-    return next((line[name] for line in reversed(lines) if name in line), None)
+def _recent(lines: list[dict[str, Any]], name: str) -> float | None:
+    """Mean over the last iterations that have it: one batch alone says little."""
+    found = [line[name] for line in lines[-RECENT_ITERATIONS:] if line.get(name) is not None]
+    return sum(found) / len(found) if found else None
