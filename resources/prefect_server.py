@@ -50,12 +50,16 @@ class PrefectServer:
         home: Path | str | None = None,
         *,
         port: int | None = None,
-        flush_seconds: float = 2.0,
+        flush_seconds: int = 2,
         start_timeout_seconds: float = 120.0,
     ) -> None:
         """`port`: wanted port; another free one is taken when it is busy, unless it is named here explicitly."""
         self.home = (Path(home).expanduser() if home is not None else Path.home() / ".callsheet" / "prefect").resolve()
         self._port = port
+        if flush_seconds < 1:
+            raise ValueError(
+                f"flush_seconds is {flush_seconds}; Prefect cuts it to whole seconds, and at 0 its server spins on a core"
+            )
         self._flush_seconds = flush_seconds
         self._timeout = start_timeout_seconds
         self._use: IO[str] | None = None

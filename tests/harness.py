@@ -16,7 +16,8 @@ _users: dict[str, int] = {}
 
 os.environ.setdefault("PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE", "200")
 os.environ.setdefault("PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE", "200")
-os.environ.setdefault("PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL", "0.5")
+# Whole seconds: Prefect cuts the interval to an integer, and at 0 the server spins on a whole core.
+os.environ.setdefault("PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL", "1")
 
 
 @contextlib.contextmanager

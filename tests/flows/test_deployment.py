@@ -73,7 +73,7 @@ deployments:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     home = tmp_path_factory.mktemp("deployments")
-    with PrefectServer(home, flush_seconds=0.2) as started, temporary_settings({PREFECT_API_URL: started.api_url}):
+    with PrefectServer(home, flush_seconds=1) as started, temporary_settings({PREFECT_API_URL: started.api_url}):
         yield started
 
 

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 USER = """
 import sys, time
 from resources.prefect_server import PrefectServer
-with PrefectServer(sys.argv[1], flush_seconds=0.2) as server:
+with PrefectServer(sys.argv[1], flush_seconds=1) as server:
     print(server.api_url, server.joined, flush=True)
     time.sleep(600)
 """
@@ -98,7 +98,7 @@ FAIL_AT = [-1]
 
 @pytest.mark.slow
 def test_a_second_run_joins_and_the_last_one_to_leave_ends_the_server(home: Path):
-    with PrefectServer(home, flush_seconds=0.2) as mine:
+    with PrefectServer(home, flush_seconds=1) as mine:
         assert not mine.joined
         process, url, joined = another_user(home)
         assert (url, joined) == (mine.api_url, True)
@@ -141,11 +141,11 @@ def test_a_busy_port_is_avoided_or_named(home: Path):
 @pytest.mark.slow
 def test_another_databases_server_on_the_port_is_not_taken_for_ours(home: Path, tmp_path: Path):
     """Two runs of two users may choose one port at the same moment; the loser must not use the winner's database."""
-    with PrefectServer(home, flush_seconds=0.2) as other:
+    with PrefectServer(home, flush_seconds=1) as other:
         assert home_served_at(other.api_url) == home
         stale = {"port": other.record.port, "supervisor_pid": os.getpid()}
         (tmp_path / "server.json").write_text(json.dumps(stale))
-        with PrefectServer(tmp_path, flush_seconds=0.2) as mine:
+        with PrefectServer(tmp_path, flush_seconds=1) as mine:
             assert mine.record.port != other.record.port
             assert home_served_at(mine.api_url) == tmp_path
 
