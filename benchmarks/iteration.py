@@ -24,7 +24,7 @@ from tensordict import TensorDict  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
 from configs.load import load_config  # noqa: E402
-from resources.batch import columns_of, join_columns, make_shard, row_lengths, to_padded  # noqa: E402
+from resources.batch import columns_of, join_columns, make_shard, ragged_from_values, row_lengths, to_padded  # noqa: E402
 from resources.engines.base import Sampling  # noqa: E402
 from resources.engines.vllm import sampling_params  # noqa: E402
 from resources.rollout_rows import requests_of, rows_of  # noqa: E402
@@ -133,7 +133,7 @@ def advantages_for(rows: TensorDict) -> TensorDict:
     mask = columns["response_mask"]
     signs = torch.tensor([1.0 if row % 2 else -1.0 for row in columns["row_ids"].tolist()])
     values = signs.repeat_interleave(row_lengths(mask)) * mask.values()
-    advantages = torch.nested.nested_tensor_from_jagged(values, mask.offsets())
+    advantages = ragged_from_values(values, row_lengths(mask))
     return make_shard({"row_ids": columns["row_ids"].clone(), "advantages": advantages, "train_mask": mask})
 
 

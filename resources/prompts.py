@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -299,7 +299,7 @@ class PromptSource:
             )
         texts: list[Any] = [
             self._tokenizer.apply_chat_template(
-                self._messages(row), tools=self._tools, tokenize=False, add_generation_prompt=True
+                self._messages(row), tools=cast("Any", self._tools), tokenize=False, add_generation_prompt=True
             )
             for row in rows
         ]

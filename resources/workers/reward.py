@@ -70,7 +70,7 @@ class RewardWorker:
         self,
         batch_id: str,
         rows: TensorDictBase,
-        external: Mapping[str, TensorDictBase] | None = None,
+        external: Mapping[str, Any] | None = None,
         is_validation: bool = False,
         deadline_seconds: float = SCORE_SECONDS,
     ) -> tuple[Status, TensorDict]:
