@@ -58,7 +58,7 @@ class PrefectServer:
         self._port = port
         if flush_seconds < 1:
             raise ValueError(
-                f"flush_seconds is {flush_seconds}; Prefect cuts it to whole seconds, and at 0 its server spins on a core"
+                f"flush_seconds is {flush_seconds}; Prefect cuts it to whole seconds; at 0 its server spins"
             )
         self._flush_seconds = flush_seconds
         self._timeout = start_timeout_seconds

@@ -10,7 +10,8 @@ from tests.tasks.local_cast import SmallCast, small_config
 
 
 def test_every_row_is_kept_with_text_scores_advantages_lengths_and_version(small_cast: SmallCast, tmp_path: Path):
-    run = small_cast.run(small_config("algorithm.name=rloo", "algorithm.kl.coef=0.0", "telemetry.samples_per_iteration=5"))
+    more = ("algorithm.name=rloo", "algorithm.kl.coef=0.0", "telemetry.samples_per_iteration=5")
+    run = small_cast.run(small_config(*more))
     run.samples_folder = tmp_path
     metrics = run.iterate()
     run.iterate()
