@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export DO_NOT_TRACK = 1
 
-.PHONY: setup setup-dev quickstart test lint bench bench-peers chaos chaos-part soak clean-runs
+.PHONY: setup setup-dev quickstart test test-slow lint bench bench-peers chaos chaos-part soak clean-runs
 
 setup:
 	@PYTHON=$(PYTHON) ./requirements/install.sh cpu
@@ -22,8 +22,16 @@ lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Everything that takes seconds, and the whole flow on real Ray and Prefect in a process of its own.
 test: setup-dev
-	$(BIN)/python -m pytest tests -m "not gpu and not chaos"
+	$(BIN)/python -m pytest tests -m "not gpu and not chaos and not slow"
+	$(BIN)/python -m pytest tests/flows/test_ppo.py
+
+# The slow ones, a file a process: each starts and ends clusters and servers of its own.
+test-slow: setup-dev
+	@failed=; for file in $$(grep -rl "mark.slow" tests --include='test_*.py' | grep -v tests/chaos | sort); do \
+	  echo "== $$file"; $(BIN)/python -m pytest -q $$file -m "slow and not gpu" || failed="$$failed $$file"; done; \
+	  [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks.all
