@@ -63,8 +63,8 @@ def test_servers_give_the_rows_that_one_engine_gives(served: LocalRun) -> None:
 
 def test_an_iteration_trains_on_served_rows_and_the_next_has_the_new_version(served: LocalRun) -> None:
     first, second = served.iterate(), served.iterate()
-    assert first["actor/optimizer_steps"] == 2
-    assert second["actor/optimizer_steps"] == 2
+    assert first["actor/optimizer_steps"] == 4  # two PPO epochs of two mini-batches
+    assert second["actor/optimizer_steps"] == 4
     engines = [served.context.groups[name].workers[0].engine for name in ("rollout.0", "rollout.1")]
     assert [engine.policy_version for engine in engines] == [served.state.policy_version] * 2
     with use_host(served.context):
