@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export DO_NOT_TRACK = 1
 
-.PHONY: setup setup-dev quickstart test test-slow lint bench bench-peers chaos chaos-part soak clean-runs
+.PHONY: setup setup-dev quickstart test test-slow lint bench chaos chaos-part soak clean-runs
 
 setup:
 	@PYTHON=$(PYTHON) ./requirements/install.sh cpu
@@ -35,9 +35,6 @@ test-slow: setup-dev
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks.all
-
-bench-peers: setup-dev
-	$(BIN)/python -m benchmarks.peers
 
 chaos: setup-dev
 	$(BIN)/python -m pytest tests/chaos -m chaos $(if $(SEED),--chaos-seed=$(SEED))
