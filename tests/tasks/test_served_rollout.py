@@ -9,7 +9,7 @@ from configs.layout import process_groups
 from configs.problems import ConfigError
 from configs.run import RunConfig
 from resources.rows import Rows
-from tasks.dynamic_sampling import sample
+from tasks.dynamic_sampling import rows_of, sample
 from tasks.host import use_host
 from tasks.local_run import LocalRun, cast_here
 from tests.tasks.local_cast import small_config
@@ -69,7 +69,7 @@ def test_an_iteration_trains_on_served_rows_and_the_next_has_the_new_version(ser
     assert [engine.policy_version for engine in engines] == [served.state.policy_version] * 2
     with use_host(served.context):
         replies = sample(0, 0, 2, 5, served.state.policy_version, [])
-    shard = replies.shards[0].data
+    shard = rows_of(replies).load()
     versions, mask = shard["token_versions"].values(), shard["response_mask"].values()
     assert torch.equal(versions[mask], torch.full_like(versions[mask], served.state.policy_version))
     assert set(versions[~mask].tolist()) == {-1}
