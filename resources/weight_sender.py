@@ -118,7 +118,7 @@ def wire_device() -> torch.device:
     return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
 
-def probe_tokens(vocab_size: int, length: int = 16) -> list[int]:
+def probe_tokens(vocab_size: int, length: int = 8) -> list[int]:
     """A fixed sequence that touches embeddings from all over the vocabulary.
 
     >>> probe_tokens(100, 4)

@@ -154,22 +154,25 @@ def _object_store(
     size = min(bucket_bytes, STORE_BUCKET_BYTES)
     names = actor.submit("begin_weight_export", size, dtype, timeout=timeout).result()[0]
     is_done, sent = False, 0
+    loading: Pending = opened
     try:
         coming = actor.submit("next_weight_bucket", timeout=timeout)
-        opened.result()
         while True:
             status, data = coming.result()[0]
             if not status["entries"]:
                 break
+            loading.result()
+            loading = rollout.submit("load_weight_bucket", status["entries"], BucketRef(data), timeout=timeout)
             coming = actor.submit("next_weight_bucket", timeout=timeout)
             sent += status["num_bytes"]
-            rollout.submit("load_weight_bucket", status["entries"], BucketRef(data), timeout=timeout).result()
             del data
+        # The actor is idle by now, while the engines still load the last bucket.
+        scored = actor.submit("probe_weights", probe, timeout=timeout)
+        loading.result()
         is_done = True
     finally:
         if not is_done:
             actor.submit("end_weight_export", timeout=timeout)
-    scored = actor.submit("probe_weights", probe, timeout=timeout)
     reports = rollout.submit("finish_weights", version, names, probe, timeout=timeout).result()
     return [{**report, "num_bytes": sent} for report in reports], scored.result()[0]
 

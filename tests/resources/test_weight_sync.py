@@ -263,7 +263,7 @@ def test_the_way_follows_from_where_the_ranks_are():
 def test_probe_tokens_lie_in_the_vocabulary_and_differ():
     for vocab_size in (64, 100, 49_152):
         tokens = probe_tokens(vocab_size)
-        assert len(set(tokens)) == 16
+        assert len(set(tokens)) == 8
         assert all(0 <= token < vocab_size for token in tokens)
 
 
