@@ -90,12 +90,18 @@ class RolloutConfig(Config):
     tools: ToolsConfig | None = None
     servers: ServersConfig = ServersConfig()
     stuck_response_seconds: Seconds | None = None
-    """Deadline of one response; then it is dispatched elsewhere, then its group is dropped and counted."""
+    """With servers: longest a response may take on one replica; then it goes to another. A response that none finished
+    within `servers.request_deadline_seconds` drops its group, which is counted in `rollout/dropped_groups`."""
 
     @model_validator(mode="after")
     def _script_is_there(self) -> "RolloutConfig":
         if (self.engine == "scripted") != (self.scripted is not None):
             raise ValueError(
                 f"engine is {self.engine!r} and scripted is {self.scripted}; the script goes with the scripted engine"
+            )
+        if self.stuck_response_seconds is not None and not self.servers.enabled:
+            raise ValueError(
+                f"stuck_response_seconds is {self.stuck_response_seconds:g} and servers.enabled is false; only servers"
+                " send a response elsewhere. Enable them, or bound a batch call with recovery.call_deadline_seconds"
             )
         return self

@@ -20,6 +20,7 @@ from flows.ppo import preparation
 from flows.sft import sft
 from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
+from tasks.api import confirm_cancelled
 from tasks.checkpoint import checkpoint
 from tasks.commit import commit, finish
 from tasks.prepare import open_run, prepare, warm_up
@@ -35,7 +36,7 @@ from tasks.validation import validation
 from tasks.weights import weight_sync
 
 
-@flow(name="distillation", flow_run_name="{config.name}")
+@flow(name="distillation", flow_run_name="{config.name}", on_cancellation=[confirm_cancelled])
 def distillation(config: RunConfig, resume: str | None = None) -> dict[str, Any]:
     """Teach until `config.iterations` are done. `resume`: the folder of a run to go on with; its own config counts."""
     with open_run(config, resume) as run:

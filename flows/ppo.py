@@ -18,6 +18,7 @@ from configs.run import RunConfig
 from flows.sft import sft
 from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
+from tasks.api import confirm_cancelled
 from tasks.checkpoint import checkpoint
 from tasks.commit import commit, finish
 from tasks.critic import critic_update, critic_values
@@ -35,7 +36,7 @@ from tasks.validation import validation
 from tasks.weights import load_state, weight_sync
 
 
-@flow(name="ppo", flow_run_name="{config.name}")
+@flow(name="ppo", flow_run_name="{config.name}", on_cancellation=[confirm_cancelled])
 def ppo(config: RunConfig, resume: str | None = None) -> dict[str, Any]:
     """Train until `config.iterations` are done. `resume`: the folder of a run to go on with; its own config counts."""
     with open_run(config, resume) as run:

@@ -24,7 +24,7 @@ from resources.pool_manager import DEADLINE_SECONDS, PoolManager
 from resources.ray_state import LOCAL_SETTINGS, hush_zero_copy_warnings, local_ray_pids, reread_settings
 from resources.reaper import Reaper
 from resources.registry import drop_card, read_card, write_card
-from resources.supervision import Supervisor
+from resources.supervision import STOPPED_SECONDS, Supervisor
 from resources.worker_spec import Endable
 
 CONNECT_SECONDS = 5.0
@@ -54,6 +54,7 @@ class Cluster:
         resources: Mapping[str, float] | None = None,
         object_store_bytes: int | None = None,
         worker_env: Mapping[str, str] | None = None,
+        stopped_after_seconds: float = STOPPED_SECONDS,
     ) -> None:
         """
         Args:
@@ -63,6 +64,7 @@ class Cluster:
             run_dir: where `logs/{role}-{rank}.log` go.
             num_cpus, num_gpus, resources, object_store_bytes: only for a cluster started here.
             worker_env: added to every worker's environment.
+            stopped_after_seconds: a worker without a beat and without CPU time gained for so long counts as stopped.
         """
         if not run_id or "/" in run_id:
             raise ClusterError(f"run id is {run_id!r}; it must be a name without slashes")
@@ -79,6 +81,7 @@ class Cluster:
             "object_store_memory": object_store_bytes,
         }
         self._user_env = dict(worker_env or {})
+        self._stopped_after = stopped_after_seconds
         self._adopted: list[Endable] = []
         self._reaper: Reaper | None = None
         self._owns_ray = False
@@ -108,7 +111,7 @@ class Cluster:
             self._claim_name()
             identity = controller_identity(os.getpid())
             self._reaper = Reaper(CONTROLLER_KEY, identity, local_ray_pids() if self._is_local else [])
-            self._supervisor = Supervisor(ray.util.get_node_ip_address())
+            self._supervisor = Supervisor(ray.util.get_node_ip_address(), self._stopped_after)
             self.worker_env = {
                 **{key: os.environ[key] for key in DEFAULTS if key in os.environ},
                 CONTROLLER_KEY: identity,

@@ -5,6 +5,7 @@ nothing more. The writer hashes and fsyncs; the controller publishes what it wro
 """
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ class _Writer:
         """Keep copies of these pieces (references) in this node's store, in place of those held before."""
         self._held = ray.get(list(pieces))
 
+    @ray.method(concurrency_group="watch")
+    def facts(self) -> dict[str, Any]:
+        """Where it runs; for `tasks.host_watch`."""
+        return {"pid": os.getpid(), "node": ray.util.get_node_ip_address()}
+
+    @ray.method(concurrency_group="watch")
+    def clock(self) -> float:
+        """A sign of life, given while it writes too."""
+        return time.monotonic()
+
 
 class SnapshotWriters:
     """The writers of a run, one on each node that holds pieces, started with the first save there."""
@@ -72,6 +83,11 @@ class SnapshotWriters:
         for keeper, copies in held.items():
             self._on(keeper).hold.remote(copies)
 
+    @property
+    def handles(self) -> dict[str, "ActorHandle[Any]"]:
+        """Node id -> the writer there."""
+        return dict(self._writers)
+
     def forget(self, node_id: str) -> None:
         """The writer there died; the next save starts another."""
         self._writers.pop(node_id, None)
@@ -98,5 +114,6 @@ class SnapshotWriters:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=True),
             "runtime_env": {"env_vars": self._env},
         }
-        actor_class: Any = ray.remote(_Writer)
+        decorate: Any = ray.remote  # Ray's stubs do not know concurrency_groups
+        actor_class = decorate(concurrency_groups={"watch": 1})(_Writer)
         return actor_class.options(**options).remote()

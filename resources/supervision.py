@@ -63,7 +63,8 @@ class _Watch:
 class Supervisor:
     """Watches the groups of this process. One thread, one socket; every connection shows the run's secret first."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, stopped_after_seconds: float = STOPPED_SECONDS) -> None:
+        self._stopped_after = stopped_after_seconds
         self.token = secrets.token_hex(16)
         self._server = socket.create_server((host, 0), backlog=256)
         self._server.setblocking(False)
@@ -242,7 +243,7 @@ class Supervisor:
             self._fail_dead(watch, state)
         elif now - state.beat_at >= _SUSPECT_SECONDS:
             self._sample_cpu(state, now)
-            if state.cpu_since is not None and min(now - state.beat_at, now - state.cpu_since) >= STOPPED_SECONDS:
+            if state.cpu_since is not None and min(now - state.beat_at, now - state.cpu_since) >= self._stopped_after:
                 silent = now - state.beat_at
                 detail = f"no beat for {silent:.0f} s and no CPU time gained for {now - state.cpu_since:.0f} s"
                 self._fail(watch, state, "stopped", detail)

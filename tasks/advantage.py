@@ -36,8 +36,10 @@ def advantage(at: Stamp, batches: list[BatchHandle]) -> StepResult:
     """Add `token_rewards`, `advantages`, `train_mask`, and `returns` where there is a critic."""
     config = host().config
     shaping = shaping_of(config, at)
-    lengths = ("response_lengths",) if shaping.overlong is not None else ()
-    rows = host().read(*batches, columns=(*advantage_columns(config), "policy_versions", *lengths))
+    more = ("response_lengths",) if shaping.overlong is not None else ()
+    # Only servers give a response up, and only where there are scores is there a baseline to keep clean of it.
+    more += ("finish_reasons",) if config.rollout.servers.enabled and "scores" in advantage_columns(config) else ()
+    rows = host().read(*batches, columns=(*advantage_columns(config), "policy_versions", *more))
     estimator = advantage_function(config, at.kl_coef, stream_seed(config.seed, "advantage", at.iteration))
     fn = partial(advantages_of_rows, estimator=estimator, shaping=shaping)
     return call("advantage", "apply", fn, rows, is_bulk=True).keep(at.batch_id)

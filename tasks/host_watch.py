@@ -1,9 +1,10 @@
-"""Notices a task host that is stopped: Ray knows of dead ones, but one that is frozen would hold the run for ever.
+"""Notices a task host or a snapshot writer that is stopped: Ray knows of dead ones, a frozen one would hold the run.
 
-Hosts compute nothing, so one that answers no question and gains no CPU time for `stopped_after_seconds` is ended; its
-steps then fail like those of a dead host, and recovery replaces it.
+One that answers no question and gains no CPU time for `stopped_after_seconds` is ended; its steps (or its save) then
+fail like those of a dead one, and it is replaced.
 """
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import ray
 import ray.exceptions
 
 from resources.process_facts import cpu_seconds
+from resources.snapshot_writer import SnapshotWriters
 from tasks.hosts import HostLostError, HostSet
 
 LOOK_SECONDS = 1.0
@@ -33,10 +35,11 @@ class _Watched:
 
 
 class HostWatch:
-    """Asks every host once a second, from a thread of its own. A context manager."""
+    """Asks every host and writer once a second, from a thread of its own. A context manager."""
 
-    def __init__(self, hosts: HostSet, stopped_after_seconds: float) -> None:
+    def __init__(self, hosts: HostSet, writers: SnapshotWriters, stopped_after_seconds: float) -> None:
         self._hosts = hosts
+        self._writers = writers
         self._limit = stopped_after_seconds
         self._watched: dict[str, _Watched] = {}
         self._over = threading.Event()
@@ -53,16 +56,21 @@ class HostWatch:
     def _look(self) -> None:
         while not self._over.wait(LOOK_SECONDS) and ray.is_initialized():
             for pool in self._hosts.pools:
-                try:
-                    handle = self._hosts.host_of(pool)
-                    self._check(self._state_of(pool, handle))
-                except (HostLostError, ray.exceptions.RayError):
-                    self._watched.pop(pool, None)  # dead or being replaced; its steps tell the controller
+                with contextlib.suppress(HostLostError):  # it is being replaced
+                    self._look_at(f"host {pool}", self._hosts.host_of(pool))
+            for node_id, writer in self._writers.handles.items():
+                self._look_at(f"writer {node_id}", writer)
 
-    def _state_of(self, pool: str, handle: Any) -> _Watched:
-        state = self._watched.get(pool)
+    def _look_at(self, name: str, handle: Any) -> None:
+        try:
+            self._check(self._state_of(name, handle))
+        except ray.exceptions.RayError:
+            self._watched.pop(name, None)  # dead; its steps, or its save, tell the controller
+
+    def _state_of(self, name: str, handle: Any) -> _Watched:
+        state = self._watched.get(name)
         if state is None or state.handle is not handle:
-            state = self._watched[pool] = _Watched(handle=handle, asked=handle.facts.remote())
+            state = self._watched[name] = _Watched(handle=handle, asked=handle.facts.remote())
         return state
 
     def _check(self, state: _Watched) -> None:

@@ -8,6 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from resources.batch import COLUMNS, make_shard, row_lengths, to_padded, to_ragged
+from resources.engines.base import FinishReason
 from tasks.algorithms.diagnostics import COUNT, mean_metric
 from tasks.algorithms.masking import zero_masked
 from tasks.algorithms.token_rewards import overlong_penalty
@@ -53,6 +54,9 @@ def advantages_of_rows(
     lengths = row_lengths(rows.get("response_mask"))[order]
     if "baseline_scores" in padded:
         padded = _without_lost_baselines(padded)
+    dropped: dict[str, Tensor] = {}
+    if "finish_reasons" in padded:
+        padded, dropped = _without_lost_groups(padded)
     if shaping is None:
         columns, metrics = estimator(padded)
     else:
@@ -62,6 +66,7 @@ def advantages_of_rows(
         # The reward step has told the mean of the graders' scores; this one has the penalty in it.
         metrics = {_PENALISED.get(name, name) if penalty else name: value for name, value in metrics.items()}
         metrics |= penalty | age
+    metrics = {**metrics, **dropped}
     shard = {"row_ids": padded["row_ids"], **{name: to_ragged(column, lengths) for name, column in columns.items()}}
     return {name: float(value) for name, value in metrics.items()}, make_shard(shard)
 
@@ -75,6 +80,14 @@ def _without_lost_baselines(padded: dict[str, Tensor]) -> dict[str, Tensor]:
     is_lost = padded["baseline_scores"].isnan()
     scores = padded["scores"].masked_fill(is_lost, torch.nan)
     return {**padded, "scores": scores, "baseline_scores": padded["baseline_scores"].masked_fill(is_lost, 0.0)}
+
+
+def _without_lost_groups(padded: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A response that no engine could finish in time takes its group along: a baseline of the rest would be biased."""
+    is_lost = (padded["finish_reasons"] == FinishReason.ABORT) & ~padded["response_mask"].any(dim=1)
+    lost_groups = padded["group_ids"][is_lost].unique()
+    scores = padded["scores"].masked_fill(torch.isin(padded["group_ids"], lost_groups), torch.nan)
+    return {**padded, "scores": scores}, {"rollout/dropped_groups": torch.tensor(float(len(lost_groups)))}
 
 
 def _penalised(padded: dict[str, Tensor], shaping: Shaping) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -42,7 +42,7 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
             check_from_nodes()
             with (
                 CancelWatch(flow_run.id) as watch,
-                HostWatch(run.hosts, config.recovery.stopped_after_seconds),
+                HostWatch(run.hosts, run.writers, config.recovery.stopped_after_seconds),
                 open_watchers(config, directory.run_id, directory.path) as watchers,
             ):
                 run.check_cancelled = watch.check

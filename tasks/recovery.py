@@ -14,6 +14,7 @@ from typing import Any
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
 
 from resources.casting import STATEFUL, distinct_groups
+from resources.checkpoints import Manifest
 from resources.failures import Failure, WorkerFailed
 from resources.reward_scores import Moments
 from tasks.collect import StepFailedError
@@ -21,6 +22,7 @@ from tasks.hosts import HostLostError
 from tasks.manifests import manifest_of
 from tasks.rebuild import drain, find_deaths, rebuild
 from tasks.run_state import RunState
+from tasks.saves import WAIT_SECONDS, publish_finished
 from tasks.session import Session
 from tasks.snapshots import pieces_by_node, restore_snapshot, take_snapshot
 
@@ -169,7 +171,7 @@ def _roll_back(run: Session) -> None:
         restore_snapshot(run.groups, snapshot)
         run.state = snapshot.state
         run.directory.cut(run.directory.metrics, snapshot.metrics_bytes)
-    elif (newest := run.checkpoints.latest()[0]) is not None:
+    elif (newest := _newest_on_disk(run)) is not None:
         run.state = RunState.from_json(newest.state)
         run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
         run.directory.cut(run.directory.metrics, newest.metrics_bytes)
@@ -181,6 +183,12 @@ def _roll_back(run: Session) -> None:
     run.synchronise()
     if run.snapshot is None or run.snapshot.state is not run.state:
         keep_snapshot(run, {}, is_forced=True)
+
+
+def _newest_on_disk(run: Session) -> Manifest | None:
+    """The newest checkpoint, those included that are being written: published later, they would count lines cut now."""
+    publish_finished(run, WAIT_SECONDS)
+    return run.checkpoints.latest()[0]
 
 
 def restore_reward_state(run: Session) -> None:

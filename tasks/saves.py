@@ -23,6 +23,7 @@ from tasks.snapshots import Snapshot
 
 WAIT_SECONDS = 600.0
 """Longest the end of a run, or the next save, waits for one that is being written."""
+MAX_TRIES = 3
 EXIT_SECONDS = 10.0
 """A run that is stopped writes its last iteration within this, or leaves it to the last checkpoint."""
 
@@ -42,6 +43,8 @@ class PendingSave:
     """Reference to checksums -> folder of the role below `staging`."""
     began: float = field(default_factory=time.monotonic)
     nodes: tuple[str, ...] = ()
+    tries: int = 1
+    """A writer that dies says nothing about the disk; its save is written again."""
 
 
 def begin_save(run: Session, snapshot: Snapshot, metrics: Mapping[str, float]) -> None:
@@ -52,14 +55,20 @@ def begin_save(run: Session, snapshot: Snapshot, metrics: Mapping[str, float]) -
     except OSError as error:
         _give_up(run, None, snapshot.state.iteration, error)
         return
+    run.saves.append(_write_beside(run, staging, snapshot, manifest_of(run, metrics)))
+
+
+def _write_beside(run: Session, staging: Path, snapshot: Snapshot, manifest: Manifest, tries: int = 1) -> PendingSave:
     refs: dict[Any, str] = {}
     nodes: list[str] = []
     for duty, pieces in snapshot.pieces.items():
         for rank, piece in enumerate(pieces):
-            nodes.append(run.groups[duty].ranks[rank]["node_id"])
+            ranks = run.groups[duty].ranks
+            nodes.append(ranks[min(rank, len(ranks) - 1)]["node_id"])  # fewer of them since a node was lost
             refs[run.writers.write(nodes[-1], str(staging / duty), rank, piece)] = duty
-    manifest = manifest_of(run, metrics)
-    run.saves.append(PendingSave(staging=staging, manifest=manifest, snapshot=snapshot, refs=refs, nodes=tuple(nodes)))
+    return PendingSave(
+        staging=staging, manifest=manifest, snapshot=snapshot, refs=refs, nodes=tuple(nodes), tries=tries
+    )
 
 
 def publish_finished(run: Session, wait_seconds: float = 0.0) -> None:
@@ -81,9 +90,16 @@ def publish_finished(run: Session, wait_seconds: float = 0.0) -> None:
         except (OSError, NotFiniteError, ray.exceptions.RayError) as error:
             for node in save.nodes:
                 run.writers.forget(node)
-            _give_up(run, save.staging, save.manifest.iteration, error)
+            if isinstance(error, ray.exceptions.RayActorError) and save.tries < MAX_TRIES and save.snapshot.is_whole():
+                again = _write_beside(run, save.staging, save.snapshot, save.manifest, save.tries + 1)
+                run.saves.append(again)
+                run.directory.event("save-repeated", iteration=save.manifest.iteration, reason=str(error)[:200])
+            else:
+                _give_up(run, save.staging, save.manifest.iteration, error)
             continue
         publish(run, save.staging, save.manifest, sums)
+    if wait_seconds and run.saves:  # those written again
+        publish_finished(run, wait_seconds)
 
 
 def publish(run: Session, staging: Path, manifest: Manifest, checksums: Mapping[str, str]) -> None:

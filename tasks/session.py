@@ -17,9 +17,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from configs.load import check_config, dump_config
 from configs.model import ModelConfig
 from configs.run import RunConfig
-from resources.casting import STATEFUL, Casting, cast_groups
+from resources.casting import STATEFUL, Casting, cast_groups, distinct_groups
 from resources.checkpoints import CheckpointStore
 from resources.cluster import Cluster, ClusterError
+from resources.failures import WorkerFailed
+from resources.import_paths import add_import_paths
 from resources.placement import NoFit, fit
 from resources.placement_groups import PoolError
 from resources.run_directory import RunDirectory, RunDirectoryError
@@ -190,7 +192,13 @@ class Session:
         return self.state.iteration >= self.config.algorithm.critic_warmup_iterations or not self.needs("critic")
 
     def call(self, flow: Flow[Any, Any]) -> Outcome:
-        """Run the iteration's subflow; an API outage before its body starts is waited out."""
+        """Run the iteration's subflow; an API outage before its body starts is waited out.
+
+        Raises WorkerFailed before it begins when a process that was idle has died: what would be sampled were lost.
+        """
+        for group in distinct_groups(self.groups):
+            if group.failure is not None:
+                raise WorkerFailed(group.failure)
         return call_iteration(
             flow,
             iteration=self.state.iteration,
@@ -311,6 +319,7 @@ def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session
         DoesNotFitError: with preflight's table, before any placement group.
         ClusterError, PoolError, WorkerFailed: as they come up.
     """
+    paths = add_import_paths(config.code.import_paths)
     with Cluster(
         directory.run_id,
         address=config.ray.address,
@@ -318,6 +327,8 @@ def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session
         num_cpus=config.ray.num_cpus,
         num_gpus=config.ray.num_gpus,
         object_store_bytes=config.ray.object_store_bytes,
+        worker_env=paths,
+        stopped_after_seconds=config.recovery.stopped_after_seconds,
     ) as cluster:
         placement = fit(config, cluster.inventory())
         if isinstance(placement, NoFit):
@@ -330,6 +341,7 @@ def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session
             steps=[one for one in STEPS if one.role in role_pools],
             placements={name: first_bundle(cluster, name) for name in config.pools},
             config=config,
+            env=paths,
         )
         session = Session(config, directory, cluster, hosts)
         try:

@@ -2,6 +2,7 @@
 
 import random
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,14 @@ from tests.harness import prefect_session
 
 __all__ = ["prefect_session"]
 
-PART = 2
-"""Tests of a part: one that kills processes, one that kills the controller; about four minutes each on two cores."""
+BEGUN = time.monotonic()
+
+PART_SECONDS = 480.0
+PART_TESTS = {"test_processes": 180.0, "test_controller": 180.0, "test_disk_and_server": 90.0}
+"""Files of which a part takes one test each, and what such a test takes on two cores that others use too, in seconds.
+
+A test for which no time is left is skipped with that reason, so that a slow machine does less and not longer.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,16 +52,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--chaos-part", default=False):
         return
     chosen = random.Random(seed_of(config))
-    groups = [[item for item in here if file in item.path.name] for file in ("test_processes", "test_controller")]
+    groups = [[item for item in here if item.path.stem == file] for file in PART_TESTS]
     stay = [chosen.choice(group) for group in groups if group]
+    chosen.shuffle(stay)  # so that each kind comes to its turn on a slow machine
     config.hook.pytest_deselected(items=[item for item in items if item not in stay])
     items[:] = stay
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.getoption("--chaos-part", default=False):
+        left = PART_SECONDS - (time.monotonic() - BEGUN)
+        if left < PART_TESTS.get(item.path.stem, 0.0):
+            pytest.skip(f"{left:.0f} s are left of the {PART_SECONDS:.0f} s of a part, too few for this test")
 
 
 @pytest.fixture(scope="session")
 def chaos_seed(request: pytest.FixtureRequest) -> int:
     """Chooses the faults."""
     return seed_of(request.config)
+
+
+@pytest.fixture(scope="session")
+def is_part(request: pytest.FixtureRequest) -> bool:
+    """Whether a part of the matrix runs: a test then takes fewer faults."""
+    return bool(request.config.getoption("--chaos-part", default=False))
 
 
 @pytest.fixture(scope="session")

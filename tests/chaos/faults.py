@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -18,6 +18,8 @@ from resources.process_facts import descendants
 from tasks.session import _CURRENT, Session
 
 POLL_SECONDS = 0.003
+REPLACED_QUIETLY = ("grader", "writer")
+"""Processes whose loss is no fault of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Fault:
 
     iteration: int
     target: str
-    """A duty (`actor`, `rollout`, ...), `host POOL`, or `grader`."""
+    """A duty (`actor`, `rollout`, ...), `host POOL`, `grader` or `writer`."""
     step: str | None = None
     number: signal.Signals = signal.SIGKILL
     rank: int = 0
@@ -39,21 +41,24 @@ class Done:
     fault: Fault
     pid: int
     at: float
+    iteration: int
     running: tuple[str, ...]
     """Steps that ran at that moment."""
 
 
 @dataclass(kw_only=True)
 class Injector:
-    """Makes each fault once; use as a context manager around the flow."""
+    """Makes each fault once, the next when the one before is noticed; use as a context manager around the flow.
+
+    A moment that was over before it was seen is waited for again in the next iteration.
+    """
 
     faults: Sequence[Fault]
     made: list[Done] = field(default_factory=list)
-    missed: int = 0
-    """Moments that were over before they were seen."""
 
     def __post_init__(self) -> None:
         self._left = sorted(self.faults, key=lambda fault: fault.iteration)
+        self._recoveries = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fault-injector", daemon=True)
 
@@ -70,23 +75,36 @@ class Injector:
         """Faults whose moment did not come."""
         return list(self._left)
 
+    @property
+    def late(self) -> list[Done]:
+        """Faults that were made in a later iteration than was wanted."""
+        return [done for done in self.made if done.iteration > done.fault.iteration]
+
     def _watch(self) -> None:
         while self._left and not self._over.wait(POLL_SECONDS):
             if not _CURRENT or not ray.is_initialized():
                 continue
-            run, fault = _CURRENT[-1], self._left[0]
-            if run.state.iteration > fault.iteration:  # the moment was shorter than a look; the next one will do
-                self.missed += 1
-                fault = self._left[0] = replace(fault, iteration=run.state.iteration)
-            if run.state.iteration < fault.iteration or run.snapshot is None:
+            run = _CURRENT[-1]
+            if run.snapshot is None or run.recoveries < self._recoveries:
                 continue
-            running = running_steps(run)
-            if fault.step in running if fault.step is not None else running:
-                pid = pid_of(run, fault)
-                if pid is not None:
-                    os.kill(pid, fault.number)
-                    self.made.append(Done(fault=fault, pid=pid, at=time.monotonic(), running=running))
-                    self._left.pop(0)
+            due = [fault for fault in self._left if fault.iteration <= run.state.iteration]
+            running = running_steps(run) if due else ()
+            for fault in due:
+                is_time = fault.step in running if fault.step is not None else bool(running)
+                if is_time and self._make(run, fault, running):
+                    break
+
+    def _make(self, run: Session, fault: Fault, running: tuple[str, ...]) -> bool:
+        pid = pid_of(run, fault)
+        if pid is None:
+            return False
+        os.kill(pid, fault.number)
+        done = Done(fault=fault, pid=pid, at=time.monotonic(), iteration=run.state.iteration, running=running)
+        self.made.append(done)
+        self._left.remove(fault)
+        if fault.target not in REPLACED_QUIETLY:
+            self._recoveries = run.recoveries + 1
+        return True
 
 
 def running_steps(run: Session) -> tuple[str, ...]:
@@ -104,7 +122,9 @@ def pid_of(run: Session, fault: Fault) -> int | None:
     """The process a fault is meant for; None while it is being rebuilt."""
     kind, _, pool = fault.target.partition(" ")
     if kind == "host":
-        return _host_pid(run, pool)
+        return _actor_pid(run.hosts._hosts.get(pool))
+    if kind == "writer":
+        return _actor_pid(next(iter(run.writers.handles.values()), None))
     if kind == "grader":
         children = sorted(descendants([run.groups["reward"].ranks[0]["pid"]]))
         return children[0] if children else None
@@ -112,11 +132,10 @@ def pid_of(run: Session, fault: Fault) -> int | None:
     return ranks[fault.rank % len(ranks)]["pid"] or None
 
 
-def _host_pid(run: Session, pool: str) -> int | None:
-    host: Any = run.hosts._hosts.get(pool)
-    if host is None:
+def _actor_pid(actor: Any) -> int | None:
+    if actor is None:
         return None
     try:
-        return int(ray.get(host.facts.remote(), timeout=10.0)["pid"])
+        return int(ray.get(actor.facts.remote(), timeout=10.0)["pid"])
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
         return None

@@ -18,7 +18,7 @@ from tests.chaos.commands import Command, kill_at_a_point, resume, train, wait_f
 from tests.chaos.runs import assert_same_run, events_of, tiny_config
 
 KILLS = 20
-KILLS_IN_PART = 3
+KILLS_IN_PART = 2
 MAX_ITERATIONS = 60
 STOP_SECONDS = 20.0
 
@@ -38,9 +38,8 @@ def config_of(run_dir: Path, name: str, iterations: int, is_asynchronous: bool =
 
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 def test_a_controller_killed_anywhere_resumes_to_the_same_bits(
-    is_asynchronous: bool, request: pytest.FixtureRequest, chaos_seed: int, run_dir: Path, undisturbed: Undisturbed
+    is_asynchronous: bool, is_part: bool, chaos_seed: int, run_dir: Path, undisturbed: Undisturbed
 ):
-    is_part = request.config.getoption("--chaos-part", default=False)
     count = KILLS_IN_PART if is_part else KILLS // 2
     chosen = random.Random(chaos_seed)
     config = config_of(run_dir, "killed", 3 * count, is_asynchronous)

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL
 
 from configs.run import RunConfig
 from flows.ppo import ppo
 from resources.checkpoints import CheckpointStore
-from tests.chaos.commands import train, wait_for_iterations, wait_until_gone
+from resources.process_facts import descendants
+from tests.chaos.commands import resume, train, wait_for_iterations, wait_until_gone
 from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
 
 DISK_BYTES = 24 * 2**20
@@ -82,6 +84,28 @@ def test_a_server_that_goes_away_and_comes_back_costs_nothing(run_dir: Path, tmp
     assert command.wait() == 0, command.output()[-3000:]
     assert_same_run(run_dir / "outage", expected)
     assert wait_until_gone("outage") == []
+
+
+def test_a_killed_ray_head_ends_the_run_which_resumes_to_the_same_bits(run_dir: Path, undisturbed: Undisturbed):
+    settings = {"api_url": PREFECT_API_URL.value()}
+    config = tiny_config(run_dir, "head", iterations=6, engine="scripted", checkpoint={"every": 1}, prefect=settings)
+    expected = undisturbed(config)
+    command = train(config, run_dir)
+    assert wait_for_iterations(command, run_dir / "head", 2)
+    [head] = [pid for pid in descendants([command.process.pid]) if _name(pid) == "gcs_server"]
+    os.kill(head, signal.SIGKILL)
+    assert command.wait() != 0
+    assert wait_until_gone("head") == []
+    again = resume(run_dir / "head", run_dir)
+    assert again.wait() == 0, again.output()[-3000:]
+    assert_same_run(run_dir / "head", expected)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _server_pid(home: Path) -> int:

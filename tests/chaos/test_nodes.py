@@ -1,8 +1,8 @@
 """A node goes: its roles move to the nodes that are left, or the run gets smaller, or it ends and can be resumed."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from configs.run import RunConfig
 from flows.ppo import ppo
 from tasks.rebuild import NoNodesLeftError
 from tasks.session import _CURRENT, Session
+from tests.chaos.faults import running_steps
 from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
 
 Undisturbed = Callable[[RunConfig], Path]
@@ -40,15 +41,24 @@ def nodes() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def remove_in(cluster: Cluster, iteration: int, choose: Callable[[Session], Any]) -> None:
-    """Remove the node that `choose` picks, from a thread, once that iteration runs."""
+@contextmanager
+def removed_in(cluster: Cluster, iteration: int, choose: Callable[[Session], Any]) -> Iterator[None]:
+    """The node that `choose` picks is removed, from a thread, once that iteration runs."""
+    over = threading.Event()
 
     def watch() -> None:
-        while not (_CURRENT and _CURRENT[-1].state.iteration >= iteration and _CURRENT[-1].inflight):
-            time.sleep(0.01)
-        cluster.remove_node(choose(_CURRENT[-1]), allow_graceful=False)
+        while not over.wait(0.01):
+            if _CURRENT and _CURRENT[-1].state.iteration >= iteration and running_steps(_CURRENT[-1]):
+                cluster.remove_node(choose(_CURRENT[-1]), allow_graceful=False)
+                return
 
-    threading.Thread(target=watch, daemon=True).start()
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=60.0)
 
 
 def add(cluster: Cluster, ip: str, num_cpus: int) -> Any:
@@ -71,8 +81,8 @@ def test_the_roles_of_a_lost_node_move(pool: str, nodes: Cluster, run_dir: Path,
     expected = undisturbed(config.model_copy(update={"ray": config.ray.model_copy(update={"address": None})}))
     for ip in ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6"):
         add(nodes, ip, 1)  # three pools and a spare; the head holds none, since the controller is there
-    remove_in(nodes, 2, lambda run: node_of_pool(nodes, run, pool))
-    ppo(config)
+    with removed_in(nodes, 2, lambda run: node_of_pool(nodes, run, pool)):
+        ppo(config)
     run = run_dir / f"move-{pool}"
     moved = [event for event in events_of(run, "recovered") if f"pool {pool}" in event["rebuilt"]]
     assert moved
@@ -89,8 +99,7 @@ def test_without_a_spare_node_the_run_ends_resumable(nodes: Cluster, run_dir: Pa
     config = config_on(nodes, run_dir, "no-spare", pools=pools, checkpoint={"every": 1})
     add(nodes, "127.0.0.3", 2)
     node = add(nodes, "127.0.0.4", 2)
-    remove_in(nodes, 2, lambda run: node)
-    with pytest.raises(NoNodesLeftError, match="can be resumed"):
+    with removed_in(nodes, 2, lambda run: node), pytest.raises(NoNodesLeftError, match="can be resumed"):
         ppo(config)
     assert [line["iteration"] for line in metrics_of(run_dir / "no-spare")][:2] == [0, 1]
 
@@ -107,8 +116,14 @@ def test_a_role_that_may_be_smaller_goes_on_with_fewer_ranks(nodes: Cluster, run
     )
     for ip in ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6"):
         add(nodes, ip, 1)
-    remove_in(nodes, 2, lambda run: node_of_pool(nodes, run, "learn", bundle=1))
-    ppo(config)
+    expected = undisturbed(config.model_copy(update={"ray": config.ray.model_copy(update={"address": None})}))
+    with removed_in(nodes, 2, lambda run: node_of_pool(nodes, run, "learn", bundle=1)):
+        ppo(config)
     lines = metrics_of(run_dir / "smaller")
     assert [line["iteration"] for line in lines] == list(range(5))
     assert events_of(run_dir / "smaller", "smaller")
+    [recovered] = events_of(run_dir / "smaller", "recovered")
+    replayed, same = lines[recovered["rolled_back_to"]], metrics_of(expected)[recovered["rolled_back_to"]]
+    assert replayed["reward/score_mean"] == same["reward/score_mean"]  # the same rows
+    for loss in ("actor/loss", "critic/loss"):
+        assert replayed[loss] == pytest.approx(same[loss], abs=1e-5)

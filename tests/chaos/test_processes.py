@@ -9,25 +9,40 @@ import pytest
 
 from configs.run import RunConfig
 from flows.ppo import ppo
+from resources.checkpoints import CheckpointStore
 from tests.chaos.commands import wait_until_gone
 from tests.chaos.faults import Fault, Injector
-from tests.chaos.runs import assert_same_run, events_of, tiny_config
+from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
 
 PHASES = (
-    ("rollout", "rollout"), ("actor", "actor-log-probs"), ("reference", "reference"), ("critic", "critic-values"),
-    ("reward", "reward"), ("advantage", "advantage"), ("critic", "critic-update"), ("actor", "actor-update"),
-    ("rollout", "weight-sync"), ("actor", "weight-sync"),
+    "rollout", "reward", "actor-log-probs", "reference", "critic-values", "advantage", "critic-update",
+    "actor-update", "weight-sync", "checkpoint",
 )  # fmt: skip
-"""(duty whose worker is killed, step that runs at that moment)."""
-SPARE_ITERATIONS = 3
+DUTIES = {
+    "fused": ("actor", "reward", "advantage"),  # one of each process: actor, critic, reference, rollout share theirs
+    "split": ("actor", "critic", "reference", "rollout", "reward", "advantage"),
+}
+PARTS = {"fused": 2, "split": 4}
+"""Runs of about 15 faults, one an iteration."""
+FAULTS_IN_PART = 5
+SPARE_ITERATIONS = 5
+"""For moments that were over before they were seen."""
+STOPPED_SECONDS = 5.0
+EVERY_PART = [(layout, part) for layout, parts in PARTS.items() for part in range(parts)]
+SAVES = {"every": 1, "asynchronous": False}
+"""So that each iteration has a checkpoint step."""
 
 Undisturbed = Callable[[RunConfig], Path]
 
 
-def kills(phases: Sequence[tuple[str, str]], number: signal.Signals = signal.SIGKILL) -> list[Fault]:
+def matrix(layout: str, part: int, seed: int, number: signal.Signals, is_part: bool) -> list[Fault]:
+    """A part of role x phase, in the order that the seed chooses."""
+    pairs = [(duty, phase) for duty in DUTIES[layout] for phase in PHASES]
+    chosen = random.Random(seed).sample(pairs, len(pairs))[part :: PARTS[layout]]
+    chosen = chosen[:FAULTS_IN_PART] if is_part else chosen
     return [
-        Fault(iteration=1 + index, target=target, step=step, number=number)
-        for index, (target, step) in enumerate(phases)
+        Fault(iteration=1 + index, target=duty, step=phase, number=number, rank=index)
+        for index, (duty, phase) in enumerate(chosen)
     ]
 
 
@@ -43,31 +58,61 @@ def check_recovers(config: RunConfig, faults: Sequence[Fault], undisturbed: Undi
     assert wait_until_gone(config.name) == []
 
 
-@pytest.mark.parametrize("layout", ["fused", "split"])
+@pytest.mark.parametrize(("layout", "part"), EVERY_PART)
 def test_a_worker_killed_in_any_phase_changes_no_bit(
-    layout: str, chaos_seed: int, run_dir: Path, undisturbed: Undisturbed
+    layout: str, part: int, chaos_seed: int, is_part: bool, run_dir: Path, undisturbed: Undisturbed
 ):
-    phases = random.Random(chaos_seed).sample(PHASES, len(PHASES))
-    config = tiny_config(run_dir, f"kill-{layout}", layout, iterations=1 + len(phases) + SPARE_ITERATIONS)
-    check_recovers(config, kills(phases), undisturbed)
+    faults = matrix(layout, part, chaos_seed, signal.SIGKILL, is_part)
+    iterations = 1 + len(faults) + SPARE_ITERATIONS
+    check_recovers(
+        tiny_config(run_dir, f"kill-{layout}", layout, iterations=iterations, checkpoint=SAVES), faults, undisturbed
+    )
 
 
-@pytest.mark.parametrize("layout", ["fused", "split"])
-def test_a_stopped_worker_changes_no_bit(layout: str, chaos_seed: int, run_dir: Path, undisturbed: Undisturbed):
-    phases = random.Random(chaos_seed).sample(PHASES, 4)
-    config = tiny_config(run_dir, f"stop-{layout}", layout, iterations=1 + len(phases) + SPARE_ITERATIONS)
-    check_recovers(config, kills(phases, signal.SIGSTOP), undisturbed)
+@pytest.mark.parametrize(("layout", "part"), EVERY_PART)
+def test_a_worker_stopped_in_any_phase_changes_no_bit(
+    layout: str, part: int, chaos_seed: int, is_part: bool, run_dir: Path, undisturbed: Undisturbed
+):
+    faults = matrix(layout, part, chaos_seed, signal.SIGSTOP, is_part)
+    config = tiny_config(
+        run_dir,
+        f"stop-{layout}",
+        layout,
+        iterations=1 + len(faults) + SPARE_ITERATIONS,
+        checkpoint=SAVES,
+        recovery={"stopped_after_seconds": STOPPED_SECONDS},
+    )
+    check_recovers(config, faults, undisturbed)
 
 
 def test_a_task_host_killed_or_stopped_changes_no_bit(run_dir: Path, undisturbed: Undisturbed):
-    config = tiny_config(run_dir, "hosts", "split", iterations=8)
+    config = tiny_config(run_dir, "hosts", "split", iterations=11, recovery={"stopped_after_seconds": STOPPED_SECONDS})
     faults = [
         Fault(iteration=1, target="host learn", step="actor-update"),
         Fault(iteration=2, target="host sample", step="rollout"),
         Fault(iteration=3, target="host judge", step="reward"),
         Fault(iteration=4, target="host learn", step="actor-update", number=signal.SIGSTOP),
+        Fault(iteration=5, target="host sample", step="rollout", number=signal.SIGSTOP),
+        Fault(iteration=6, target="host judge", step="reference", number=signal.SIGSTOP),
+        Fault(iteration=7, target="host sample", step="weight-sync"),
     ]
     check_recovers(config, faults, undisturbed)
+
+
+def test_a_fault_during_the_repair_of_another_changes_no_bit(run_dir: Path, undisturbed: Undisturbed):
+    config = tiny_config(run_dir, "again", "split", iterations=7)
+    faults = [
+        Fault(iteration=1, target="actor", step="actor-update"),
+        Fault(iteration=1, target="rollout", step="load-state"),
+        Fault(iteration=2, target="critic", step="critic-update"),
+        Fault(iteration=2, target="actor", step="load-state"),
+    ]
+    expected = undisturbed(config)
+    with Injector(faults=faults) as injector:
+        ppo(config)
+    assert not injector.left
+    assert_same_run(run_dir / "again", expected)
+    assert wait_until_gone("again") == []
 
 
 def test_two_ranks_of_one_role_lose_one(run_dir: Path, undisturbed: Undisturbed):
@@ -75,7 +120,7 @@ def test_two_ranks_of_one_role_lose_one(run_dir: Path, undisturbed: Undisturbed)
         run_dir,
         "ranks",
         "split",
-        iterations=6,
+        iterations=8,
         pools={
             "learn": {"nodes": [2], "cpus_per_bundle": 1},
             "sample": {"nodes": [1], "cpus_per_bundle": 1},
@@ -89,6 +134,30 @@ def test_two_ranks_of_one_role_lose_one(run_dir: Path, undisturbed: Undisturbed)
         Fault(iteration=3, target="actor", step="weight-sync", rank=0),
     ]
     check_recovers(config, faults, undisturbed)
+
+
+def test_a_run_that_samples_ahead_trains_on_the_same_rows_once_each(run_dir: Path, undisturbed: Undisturbed):
+    config = tiny_config(run_dir, "ahead", "split", iterations=8, async_depth=1)
+    faults = [
+        Fault(iteration=1, target="rollout", step="actor-update"),
+        Fault(iteration=2, target="actor", step="actor-update"),
+        Fault(iteration=3, target="host sample", step="rollout"),
+    ]
+    expected = undisturbed(config)
+    with Injector(faults=faults) as injector:
+        ppo(config)
+    assert not injector.left
+    assert events_of(run_dir / "ahead", "recovered")
+    assert [line["iteration"] for line in metrics_of(run_dir / "ahead")] == list(range(8))
+    assert position_of(run_dir / "ahead") == position_of(expected)
+    assert wait_until_gone("ahead") == []
+
+
+def position_of(run: Path) -> dict[str, object]:
+    """Where the data stands after the last iteration."""
+    newest, _ = CheckpointStore(run / "checkpoints").latest()
+    assert newest is not None
+    return newest.data_position
 
 
 def test_an_engine_of_vllm_killed_changes_no_bit(run_dir: Path, undisturbed: Undisturbed):
@@ -107,7 +176,22 @@ def test_a_dead_grader_process_is_replaced_without_a_recovery(run_dir: Path, und
     assert_same_run(run_dir / "grader", expected)
 
 
-def test_saves_that_block_are_as_exact(run_dir: Path, undisturbed: Undisturbed):
-    config = tiny_config(run_dir, "blocking", iterations=6, checkpoint={"every": 1, "asynchronous": False})
-    faults = kills([("actor", "checkpoint"), ("critic", "checkpoint")])
-    check_recovers(config, faults, undisturbed)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_stopped_snapshot_writer_loses_no_checkpoint(
+    number: signal.Signals, run_dir: Path, undisturbed: Undisturbed
+):
+    config = tiny_config(
+        run_dir,
+        "writer",
+        iterations=8,
+        checkpoint={"every": 1, "keep": -1},
+        recovery={"stopped_after_seconds": STOPPED_SECONDS},
+    )
+    expected = undisturbed(config)
+    faults = [Fault(iteration=iteration, target="writer", number=number) for iteration in (2, 4)]
+    with Injector(faults=faults) as injector:
+        ppo(config)
+    assert not injector.left
+    assert events_of(run_dir / "writer", "recovered") == []
+    assert CheckpointStore(run_dir / "writer" / "checkpoints").iterations() == list(range(1, 9))
+    assert_same_run(run_dir / "writer", expected)

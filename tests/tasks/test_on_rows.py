@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from resources.batch import make_shard, ragged_from_rows, select_rows, to_padded
+from resources.engines.base import FinishReason
 from tasks.algorithms.advantage_step import estimate_advantages
 from tasks.on_rows import advantages_of_rows, update_facts
 
@@ -45,6 +46,24 @@ def test_an_unscorable_row_has_nothing_to_train():
     rows["scores"] = torch.tensor([float("nan"), 0.0])
     _, shard = advantages_of_rows(rows, estimator=centred)
     assert to_padded(shard["train_mask"]).sum(dim=1).tolist() == [0, 2]
+
+
+def test_a_response_that_was_given_up_takes_its_group_along_and_is_counted():
+    three = make_shard(
+        {
+            "row_ids": torch.tensor([4, 5, 6, 7]),
+            "group_ids": torch.tensor([2, 2, 3, 3]),
+            "scores": torch.tensor([0.0, 1.0, 0.0, 1.0]),
+            "finish_reasons": torch.tensor([FinishReason.ABORT, FinishReason.STOP, FinishReason.ABORT, 0]),
+            # Row 4 has no token; row 6 was cut by an update of the weights and keeps what it has.
+            "response_mask": ragged_from_rows(
+                [torch.tensor(row) for row in ([0, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1, 1])], torch.bool
+            ),
+        }
+    )
+    metrics, shard = advantages_of_rows(three, estimator=centred)
+    assert to_padded(shard["train_mask"]).sum(dim=1).tolist() == [0, 0, 1, 2]
+    assert metrics["rollout/dropped_groups"] == 1.0
 
 
 def test_update_facts_count_tokens_and_trained_tokens_by_row_id():
