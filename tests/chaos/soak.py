@@ -22,7 +22,7 @@ from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
 
 EVERY_SECONDS = 60.0
 CONTROLLER_SHARE = 0.25
-ITERATIONS_PER_MINUTE = 20
+ITERATIONS_PER_MINUTE = 30
 
 
 def main() -> int:
@@ -49,16 +49,21 @@ def soak(folder: Path, minutes: float, chosen: random.Random) -> int:
         recovery={"max_recoveries": 1000},
     )
     run, counts = folder / "soak", {"controller": 0, "process": 0}
-    end = time.monotonic() + 60.0 * minutes
+    begun = time.monotonic()
+    end = begun + 60.0 * minutes
     command = train(config, folder)
     wait_for_iterations(command, run, 1)
     while time.monotonic() < end and command.process.poll() is None:
         time.sleep(min(chosen.uniform(0.5, 1.5) * EVERY_SECONDS, max(0.0, end - time.monotonic())))
+        if command.process.poll() is not None:
+            break
         if chosen.random() < CONTROLLER_SHARE:
             counts["controller"] += 1
+            what = "controller SIGKILL"
             command = _kill_controller(command, run, folder)
-        elif _kill_some_process(command, chosen):
+        elif what := _kill_some_process(command, chosen):
             counts["process"] += 1
+        print(f"{time.monotonic() - begun:6.0f} s, {len(metrics_of(run))} iterations: {what or 'nothing'}", flush=True)
     code = command.wait(3600.0)
     if code == 0 and len(metrics_of(run)) < config.iterations:
         code = 1
@@ -83,15 +88,23 @@ def _kill_controller(command: Command, run: Path, folder: Path) -> Command:
     return again
 
 
-def _kill_some_process(command: Command, chosen: random.Random) -> bool:
-    """A worker, a task host, a grader, a snapshot writer: whatever of the run Ray started."""
+def _kill_some_process(command: Command, chosen: random.Random) -> str:
+    """A worker, a task host, a snapshot writer: whatever of the run Ray started. Says what was done."""
     mine = descendants([command.process.pid]) & set(processes_of("soak"))
-    names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in sorted(mine)}
+    names = {pid: _title(pid) for pid in sorted(mine)}
     able = [pid for pid, name in names.items() if name.startswith("ray::") and "IDLE" not in name]
     if not able:
-        return False
-    os.kill(chosen.choice(able), chosen.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
-    return True
+        return ""
+    pid, number = chosen.choice(able), chosen.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+    os.kill(pid, number)
+    return f"{names[pid].strip()} {number.name}"
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # it has just ended
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
@@ -84,6 +85,9 @@ def test_a_server_that_goes_away_and_comes_back_costs_nothing(run_dir: Path, tmp
     assert command.wait() == 0, command.output()[-3000:]
     assert_same_run(run_dir / "outage", expected)
     assert wait_until_gone("outage") == []
+    rows = _task_rows(home / "prefect.db")
+    assert sorted(rows) == [f"iteration-{number:04d}" for number in range(6)]
+    assert len(set(rows.values())) == 1, rows  # as many as before the outage
 
 
 def test_a_killed_ray_head_ends_the_run_which_resumes_to_the_same_bits(run_dir: Path, undisturbed: Undisturbed):
@@ -106,6 +110,16 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def _task_rows(database: Path) -> dict[str, int]:
+    """Completed task runs of each iteration's subflow."""
+    query = (
+        "select flow_run.name, count(*) from task_run join flow_run on flow_run.id = task_run.flow_run_id"
+        " where flow_run.name like 'iteration-%' and task_run.state_type = 'COMPLETED' group by flow_run.name"
+    )
+    with sqlite3.connect(database) as rows:
+        return dict(rows.execute(query).fetchall())
 
 
 def _server_pid(home: Path) -> int:

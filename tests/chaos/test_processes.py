@@ -22,8 +22,8 @@ DUTIES = {
     "fused": ("actor", "reward", "advantage"),  # one of each process: actor, critic, reference, rollout share theirs
     "split": ("actor", "critic", "reference", "rollout", "reward", "advantage"),
 }
-PARTS = {"fused": 2, "split": 4}
-"""Runs of about 15 faults, one an iteration."""
+PARTS = {"fused": 3, "split": 6}
+"""Runs of ten faults, one an iteration."""
 FAULTS_IN_PART = 5
 SPARE_ITERATIONS = 5
 """For moments that were over before they were seen."""
