@@ -18,6 +18,7 @@ from ray.util import list_named_actors
 
 LOCAL_SETTINGS = {
     "RAY_process_group_cleanup_enabled": "true",  # a dead worker's children go with it
+    "RAY_worker_niceness": "0",  # Ray's 15 lets anything else on the machine starve the run that Ray is here for
     "RAY_enable_worker_prestart": "false",  # every process of ours has an environment of its own; idle ones,
     "RAY_prestart_worker_first_driver": "false",  # each of which imports torch, would wait for nothing
 }

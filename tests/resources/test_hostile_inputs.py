@@ -21,6 +21,7 @@ from configs.problems import ConfigError
 from resources.checkpoints import CheckpointError, CheckpointStore
 from resources.models.causal_lm import build_causal_lm, load_tokenizer, prepare_model_folder
 from resources.tensor_files import load_tensors, save_tensors
+from tasks.rewards.math_answer import verify_math
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("flows", "tasks", "resources", "configs")
@@ -112,6 +113,19 @@ def test_a_chat_template_is_held_in_its_sandbox():
     tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(SecurityError):
         tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+
+
+def test_a_row_and_a_response_that_hold_code_run_none(tmp_path: Path):
+    call = f"__import__('os').mkdir('{tmp_path / 'mark'}')"
+    texts = [call, f"\\boxed{{{call}}}", f"${call}$", f"1+{call}", f"\\boxed{{\\text{{{call}}}}}", f"{{{{ {call} }}}}"]
+    for answer in (*texts, "1"):
+        for response in texts:
+            verify_math(response, answer)
+    tokenizer = load_tokenizer(TINY)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    for text in texts:  # a row is an argument of the template, never a part of it
+        assert tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False) == text
+    assert not (tmp_path / "mark").exists()
 
 
 def test_a_config_with_a_python_tag_is_refused(tmp_path: Path):
