@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
 from resources.process_facts import descendants
 from tasks.session import _CURRENT, Session
@@ -136,6 +137,7 @@ def _actor_pid(actor: Any) -> int | None:
     if actor is None:
         return None
     try:
-        return int(ray.get(actor.facts.remote(), timeout=10.0)["pid"])
-    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        facts: Any = ray.get(actor.facts.remote(), timeout=10.0)
+        return int(facts["pid"])
+    except (RayError, GetTimeoutError):
         return None
