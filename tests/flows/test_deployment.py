@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from configs.load import dump_config, load_config
 from configs.run import RunConfig
 from resources.prefect_server import PrefectServer
+from resources.run_directory import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -85,6 +87,20 @@ def prefect(server: PrefectServer, *words: str, cwd: Path = ROOT) -> subprocess.
     )  # fmt: skip
 
 
+@contextmanager
+def process_worker(server: PrefectServer, pool: str, cwd: Path) -> Iterator[None]:
+    """A Prefect worker that starts the pool's flow runs as processes."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--limit", "1"],
+        env=environment(server), cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        worker.terminate()
+        worker.wait(60)
+
+
 def environment(server: PrefectServer) -> dict[str, str]:
     return {**os.environ, "PREFECT_API_URL": server.api_url, "PREFECT_HOME": str(server.home / "client")}
 
@@ -108,17 +124,41 @@ def test_the_deployments_hold_their_whole_preset_and_offer_a_form(server: Prefec
             assert form["additionalProperties"] is False
 
 
+SHORT = (
+    "iterations=2",
+    "data.prompts_per_iteration=32",
+    "algorithm.num_mini_batches=2",
+    "sft.steps=4",
+    "validation.num_prompts=16",
+    "checkpoint.every=1",
+)
+
+
+def test_the_shipped_deployment_trains_through_a_process_worker(server: PrefectServer, tmp_path: Path):
+    """`ppo/quickstart` as it is deployed, vLLM included, with less of everything: `callsheet train` does no more."""
+    prefect(server, "work-pool", "create", "callsheet", "--type", "process")
+    deployed = prefect(server, "deploy", "--name", "quickstart")
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    config = load_config("quickstart", [*SHORT, f"run_dir={tmp_path}", "name=deployed"])
+    with process_worker(server, "callsheet", ROOT):
+        done = prefect(
+            server, "deployment", "run", "ppo/quickstart", "--watch", "--watch-interval", "1", "--watch-timeout", "400",
+            "--param", f"config={json.dumps(dump_config(config))}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [line["iteration"] for line in read_lines(tmp_path / "deployed" / "metrics.jsonl")] == [0, 1]
+    with get_client(sync_client=True) as client:
+        runs = {run.name: run.state_name for run in client.read_flow_runs()}
+    assert {runs["deployed"], runs["iteration-0000"], runs["iteration-0001"]} == {"Completed"}
+
+
 def test_a_deployment_runs_from_deploy_to_done_and_refuses_a_wrong_value(server: PrefectServer, tmp_path: Path):
     (tmp_path / "tiny.py").write_text(TINY_FLOW.format(root=str(ROOT)))
     (tmp_path / "prefect.yaml").write_text(TINY_YAML.format(directory=tmp_path))
     prefect(server, "work-pool", "create", "tiny", "--type", "process")
     deployed = prefect(server, "deploy", "--all", cwd=tmp_path)
     assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "worker", "start", "--pool", "tiny", "--limit", "1"],
-        env=environment(server), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
+    with process_worker(server, "tiny", tmp_path):
         done = prefect(
             server, "deployment", "run", "tiny/local", "--watch", "--watch-interval", "1", "--watch-timeout", "400"
         )
@@ -126,9 +166,6 @@ def test_a_deployment_runs_from_deploy_to_done_and_refuses_a_wrong_value(server:
         wrong = prefect(server, "deployment", "run", "tiny/local", "--param", 'config={"iterations": 0}')
         assert wrong.returncode == 1
         assert "config.iterations" in wrong.stdout + wrong.stderr
-    finally:
-        worker.terminate()
-        worker.wait(60)
     with get_client(sync_client=True) as client:
         runs = {run.name: run for run in client.read_flow_runs()}
         assert {runs[f"iteration-000{number}"].state_name for number in range(2)} == {"Completed"}
