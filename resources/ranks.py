@@ -7,29 +7,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-PROTECTED_ENV_KEYS: frozenset[str] = frozenset(
-    {
-        "WORLD_SIZE",
-        "RANK",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "RAY_LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "WG_PREFIX",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "CUDA_VISIBLE_DEVICES",
-        "ASCEND_RT_VISIBLE_DEVICES",
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS",
-        "RAY_AUTH_MODE",
-        "CALLSHEET_RUN_ID",
-    }
-)
-"""Environment keys that the resource layer sets; a worker's own `env` may not name them."""
+from configs.environment import PROTECTED_ENV_KEYS
 
 AXES: tuple[str, ...] = ("pp", "dp", "sp", "tp")
 """Mesh axes, slowest first: neighbours in rank are tensor-parallel peers."""

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.environment import PROTECTED_ENV_KEYS
 from configs.load import load_config
 from configs.run import RunConfig
-from resources import ranks
 from resources.node_fitting import Entry, Fitting, Shortage, fit_entries
 from resources.node_resources import NodeResources, parse_nodes
 from resources.placement import NoFit, Placement, fit
@@ -177,10 +175,6 @@ def test_a_roles_own_environment_reaches_its_ranks():
 def test_every_other_process_is_on_the_sheet():
     names = {other.name for other in placed(load_config("quickstart"), "(cpu=4)").others}
     assert names == {"controller", "Prefect server", "task host", "grader processes", "engine children"}
-
-
-def test_the_keys_that_a_role_may_not_set_are_those_of_the_ranks():
-    assert PROTECTED_ENV_KEYS == ranks.PROTECTED_ENV_KEYS
 
 
 @st.composite
