@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export DO_NOT_TRACK = 1
 
-.PHONY: setup setup-dev quickstart test test-slow lint bench chaos chaos-part soak clean-runs
+.PHONY: setup setup-dev quickstart test test-slow slow-part lint bench chaos chaos-part soak clean-runs
 
 setup:
 	@PYTHON=$(PYTHON) ./requirements/install.sh cpu
@@ -29,9 +29,11 @@ test: setup-dev
 
 # The slow ones, a file a process: each starts and ends clusters and servers of its own.
 test-slow: setup-dev
-	@failed=; for file in $$(grep -rl "mark.slow" tests --include='test_*.py' | grep -v tests/chaos | sort); do \
-	  echo "== $$file"; $(BIN)/python -m pytest -q $$file -m "slow and not gpu" || failed="$$failed $$file"; done; \
-	  [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
+	$(BIN)/python -m tests.slow
+
+# What of them fits into eight minutes, chosen by the commit's hash.
+slow-part: setup-dev
+	$(BIN)/python -m tests.slow --seconds 480 $(if $(SEED),--seed $(SEED))
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks.all

@@ -6,33 +6,13 @@ from typing import Any
 
 import pytest
 
-from configs.load import load_config
 from configs.run import RunConfig
 from flows.ppo import ppo
 from resources.run_directory import read_lines
 from resources.telemetry.report import build_report
+from tests.flows.small_run import small
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_session", "ray_session")]
-
-SMALL = (
-    "iterations=2",
-    "model.shape.num_layers=1",
-    "model.shape.hidden_size=32",
-    "model.shape.intermediate_size=64",
-    "rollout.engine=huggingface",
-    "data.prompts_per_iteration=16",
-    "algorithm.num_mini_batches=2",
-    "sft.steps=2",
-    "sft.batch_size=16",
-    "validation.num_prompts=8",
-    "validation.every=0",
-    "checkpoint.every=1",
-    "checkpoint.asynchronous=false",
-)
-
-
-def small(run_dir: Path, name: str, *more: str) -> RunConfig:
-    return load_config("quickstart", [*SMALL, f"run_dir={run_dir}", f"name={name}", *more])
 
 
 def split(run_dir: Path, name: str) -> RunConfig:
