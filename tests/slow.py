@@ -3,7 +3,7 @@
     python -m tests.slow                              # all of them
     python -m tests.slow --seconds 480 [--seed HASH]  # what fits into the time, in an order chosen by the commit's hash
 
-A file is not begun once the time is up; what was left out is named. The closing lines of pytest are printed as they are.
+A file is not begun once the time is up; what was left out is named.
 """
 
 import argparse
