@@ -15,6 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from resources.store import BatchHandle
 from resources.telemetry.spans import RankSpan
+from tasks.stamp import Stamp
 
 if TYPE_CHECKING:
     from tasks.runner import StepFuture
@@ -125,12 +126,13 @@ def _handle_of(value: Any) -> Any:
 
 
 def _run_name(task_name: str) -> Callable[..., str]:
-    """Names a run `{task}/{pool}/v{policy_version}`; the version is left out where the step takes none."""
+    """Names a run `{task}/{pool}/v{policy_version}`: the version it is told, else that of its iteration, else none."""
 
     def name_of(parameters: Mapping[str, Any]) -> str:
         from tasks.host import current_pool
 
-        version = parameters.get("policy_version")
+        at = parameters.get("at")
+        version = parameters.get("policy_version", at.policy_version if isinstance(at, Stamp) else None)
         parts = [task_name, current_pool(), None if version is None else f"v{version}"]
         return "/".join(part for part in parts if part)
 

@@ -5,6 +5,7 @@ from prefect.cache_policies import NO_CACHE
 from resources.store import BatchHandle, BatchStore, StoreView
 from tasks.call import decode, encode, reference_to, resolve_task
 from tasks.host import HostContext, host, use_host
+from tasks.stamp import Stamp
 from tasks.step import Step, StepResult, readers_of, step
 
 
@@ -66,6 +67,12 @@ def test_run_name_has_task_pool_and_policy_version():
     with use_host(HostContext(pool="gpu", run_id="r", store=StoreView(BatchStore("gpu")))):
         assert score_responses.task_run_name(parameters={"policy_version": 7}) == "score-responses/gpu/v7"
         assert update.task_run_name(parameters={}) == "critic-update/gpu"
+
+
+def test_a_step_that_is_told_no_version_carries_that_of_its_iteration():
+    at = Stamp(iteration=41, attempt=2, policy_version=39, epoch=0, start=0, count=4, kl_coef=0.0)
+    assert update.task_run_name(parameters={"at": at}) == "critic-update/v39"
+    assert score_responses.task_run_name(parameters={"at": at, "policy_version": 40}) == "score-responses/v40"
 
 
 def test_a_step_of_a_test_travels_by_value():
