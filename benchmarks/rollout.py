@@ -3,8 +3,8 @@
     python -m benchmarks.rollout [--json] [--rounds 7]
 
 The worker's side is everything a step pays for: reading prompts, requests, the step loop, telemetry, and the finished
-shard. vLLM's side is one `LLM.generate` call with the token ids ready. Both take turns in one process; ratios are of
-pairs, medians over the rounds, with the spread between quartiles beside them.
+shard. vLLM's side is one `LLM.generate` call with token ids, seeds and log-probs, as a user of vLLM alone would write
+it. Both take turns in one process; ratios are of pairs, medians over the rounds, with the quartiles beside them.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from configs.data import DataConfig, SourceConfig  # noqa: E402 - the environmen
 from configs.model import ModelConfig, ModelShape  # noqa: E402
 from configs.rollout import RolloutConfig  # noqa: E402
 from resources.engines.base import Sampling  # noqa: E402
-from resources.engines.vllm import VllmEngine, sampling_params  # noqa: E402
+from resources.engines.vllm import SamplingParams, VllmEngine  # noqa: E402
 from resources.rollout_rows import requests_of, rows_of  # noqa: E402
 from resources.workers.rollout import RolloutWorker  # noqa: E402
 
@@ -116,7 +116,18 @@ def measure(workload: Workload, rounds: int) -> list[Line]:
         return worker.sample(0, 0, workload.prompts, workload.group_size, 0)
 
     def theirs() -> Any:
-        params = [sampling_params(request, sampling) for request in requests]
+        params = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                seed=request.seed,
+                max_tokens=request.max_tokens,
+                stop_token_ids=list(sampling.stop_token_ids),
+                ignore_eos=True,
+                logprobs=0,
+                detokenize=False,
+            )
+            for request in requests
+        ]
         return engine._llm.generate(prompts, params, use_tqdm=False)
 
     _, shard = ours()

@@ -8,10 +8,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from configs.rollout import RolloutConfig
@@ -30,6 +29,7 @@ from resources.engines.generation_facts import close_facts, open_gauge
 from resources.engines.process_state import process_state_kept
 from resources.engines.request_checks import check_request
 from resources.engines.tensor_parallel import check_peers, join_peers, name_shared_memory, unlink_shared_memory
+from resources.engines.uncompiled import uncompiled
 from resources.engines.vllm_arguments import check_arguments, effective_arguments, engine_arguments
 from resources.engines.weight_update import WeightUpdate
 from resources.telemetry.rollout_gauge import RolloutGauge
@@ -47,6 +47,7 @@ with process_state_kept():
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.sample import sampler
 
 logger = logging.getLogger(__name__)
 
@@ -323,11 +324,8 @@ class VllmEngine:
         self._broken = "it was shut down"
         del self._llm, self._engine, self._core
 
-    @contextmanager
-    def _without_compiling(self) -> Iterator[None]:
-        """An eager CPU engine compiles nothing: vLLM's sampler would otherwise spend ~12 s in a C++ compiler."""
-        with torch.compiler.set_stance("force_eager") if self._is_cpu and self._is_eager else nullcontext():
-            yield
+    def _without_compiling(self) -> AbstractContextManager[None]:
+        return uncompiled(sampler) if self._is_cpu and self._is_eager else nullcontext()
 
     def _check_usable(self) -> None:
         if self._broken is not None:
