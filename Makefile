@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export DO_NOT_TRACK = 1
 
-.PHONY: setup setup-dev quickstart test test-slow slow-part lint bench chaos chaos-part soak clean-runs
+.PHONY: setup setup-dev quickstart test test-slow slow-part lint bench bench-peers bench-small chaos chaos-part soak clean-runs
 
 setup:
 	@PYTHON=$(PYTHON) ./requirements/install.sh cpu
@@ -37,6 +37,11 @@ slow-part: setup-dev
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks.all
+
+# TRL and verl, each in an environment of its own (.venv-peers); about half an hour on two cores.
+bench-peers: setup-dev
+	@PYTHON=$(PYTHON) ./requirements/install_peers.sh
+	$(BIN)/python -m benchmarks.peers
 
 chaos: setup-dev
 	$(BIN)/python -m pytest tests/chaos -m chaos $(if $(SEED),--chaos-seed=$(SEED))

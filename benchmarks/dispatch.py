@@ -1,6 +1,6 @@
 """What a worker-group call costs: an empty call beside bare Ray, a batch of 256 MiB there and a column back, a start.
 
-    python -m benchmarks.dispatch [--json] [--sizes 2 8 32 64] [--calls 200] [--skip-start]
+    python -m benchmarks.dispatch [--json] [--sizes 2 8 32 64] [--calls 200] [--skip-start] [--skip-data]
 
 Ours and bare Ray take turns within one run; figures are medians, the spread is that between the quartiles.
 """
@@ -171,11 +171,11 @@ def start_figures(cluster: Cluster) -> list[Figure]:
     return [figure(f"start of {START_WORKERS} CPU workers", seconds, "s", START_SECONDS, note)]
 
 
-def measure(sizes: Sequence[int], calls: int, with_start: bool) -> list[Figure]:
-    """All figures."""
+def measure(sizes: Sequence[int], calls: int, with_start: bool, with_data: bool) -> list[Figure]:
+    """All figures, or those of empty calls alone."""
     with Cluster("benchmark-dispatch", address="local", num_cpus=24, object_store_bytes=3 * 2**30) as cluster:
         cluster.reserve({"many": PoolConfig(bundles=1, cpus_per_bundle=10), "pair": PoolConfig(nodes=(2,))})
-        figures = data_calls(cluster, max(6, calls // 10))
+        figures = data_calls(cluster, max(6, calls // 10)) if with_data else []
         figures += start_figures(cluster) if with_start else []
         return figures + [empty_call(cluster, size, calls) for size in sizes]
 
@@ -187,8 +187,9 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 8, 32, 64])
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--skip-start", action="store_true")
+    parser.add_argument("--skip-data", action="store_true")
     options = parser.parse_args()
-    figures = measure(options.sizes, options.calls, not options.skip_start)
+    figures = measure(options.sizes, options.calls, not options.skip_start, not options.skip_data)
     for one in figures:
         if options.json:
             print(json.dumps(asdict(one)))

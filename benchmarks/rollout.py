@@ -1,6 +1,6 @@
 """Sampling through the rollout worker against vLLM's own `LLM.generate`, on the same prompts, seeds and engine.
 
-    python -m benchmarks.rollout [--json] [--rounds 7]
+    python -m benchmarks.rollout [--json] [--rounds 7] [--only NUMBER]
 
 The worker's side is everything a step pays for: reading prompts, requests, the step loop, telemetry, and the finished
 shard. vLLM's side is one `LLM.generate` call with token ids, seeds and log-probs, as a user of vLLM alone would write
@@ -163,8 +163,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", type=int, choices=range(len(WORKLOADS)), help="one workload, by its number")
     options = parser.parse_args()
-    lines = [line for workload in WORKLOADS for line in measure(workload, options.rounds)]
+    chosen = WORKLOADS if options.only is None else WORKLOADS[options.only : options.only + 1]
+    lines = [line for workload in chosen for line in measure(workload, options.rounds)]
     for line in lines:
         if options.json:
             print(json.dumps(asdict(line)), flush=True)

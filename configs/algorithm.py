@@ -99,6 +99,10 @@ class AlgorithmConfig(Config):
     num_ppo_epochs: Count = 1
     num_mini_batches: Count = 1
     """Optimizer steps in one PPO epoch."""
+    old_log_probs: Literal["auto", "recompute"] = "auto"
+    """`recompute` always scores the responses under the actor before its update. `auto` leaves that pass out where it
+    changes nothing: one optimizer step an iteration, whose own forward pass has the same numbers, and no other reader.
+    """
     target_kl: Annotated[float, Field(gt=0.0)] | None = None
     """Stop the epochs of an iteration once the policy moved this far (approximate KL per token)."""
     critic_warmup_iterations: Annotated[int, Field(ge=0)] = 0

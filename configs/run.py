@@ -27,6 +27,8 @@ from configs.training import (
 )
 
 ROLE_NAMES: tuple[str, ...] = get_args(RoleName)
+READERS_OF_OLD_LOG_PROBS = ("clip_cov", "kl_cov", "distillation")
+"""Algorithms whose advantages are made from the actor's own log-probs."""
 
 
 class RunConfig(Config):
@@ -75,6 +77,21 @@ class RunConfig(Config):
         if asked is not None:
             return asked
         return "token-truncate" if self.async_depth and self.algorithm.name != "decoupled_ppo" else "off"
+
+    @property
+    def recomputes_log_probs(self) -> bool:
+        """Whether the actor scores the responses before its update; see `algorithm.old_log_probs`."""
+        algorithm, resolved = self.algorithm, self.algorithm.resolved()
+        has_one_step = algorithm.num_ppo_epochs == algorithm.num_mini_batches == 1
+        is_read = (
+            algorithm.name in READERS_OF_OLD_LOG_PROBS
+            or (resolved.kl_place == "reward" and resolved.kl_coef > 0)
+            or self.correction_mode != "off"
+            or self.distillation is not None
+            or algorithm.advantage is not None
+            or algorithm.loss is not None
+        )
+        return algorithm.old_log_probs == "recompute" or not has_one_step or is_read
 
     @property
     def rows_per_iteration(self) -> int:

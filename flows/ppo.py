@@ -65,7 +65,8 @@ def iteration(iteration: int, attempt: int) -> Any:
     batch = run.take_rollout(at) or rollout.submit(at, at.policy_version, run.solved)
     ahead = [rollout.submit(later, at.policy_version) for later in run.rollouts_ahead(at)]
 
-    scored = [reward.submit(at, batch), actor_log_probs.submit(at, batch)]
+    scored = [reward.submit(at, batch)]
+    scored += [actor_log_probs.submit(at, batch)] if run.recomputes_log_probs else []
     scored += [reference.submit(at, batch)] if run.needs("reference") else []
     scored += [adapter_reference.submit(at, batch)] if run.has_adapter_reference else []
     scored += [teacher.submit(at, batch)] if run.needs("teacher") else []

@@ -35,7 +35,7 @@ def actor_update(at: Stamp, batches: list[BatchHandle]) -> StepResult:
         actor_loss(config),
         plan={
             "target_kl": config.algorithm.target_kl,
-            "first_ratio_tolerance": RATIO_TOLERANCE[config.model.dtype],
+            "first_ratio_tolerance": RATIO_TOLERANCE[config.model.dtype] if config.recomputes_log_probs else None,
         },
         temperature=config.rollout.sampling.temperature,
         with_entropy=config.algorithm.entropy_coef > 0.0,

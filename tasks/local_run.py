@@ -120,8 +120,9 @@ class LocalRun:
         done = {
             "rollout": batch,
             "reward": call_step(reward, at, batch),
-            "actor-log-probs": call_step(actor_log_probs, at, batch),
         }
+        if config.recomputes_log_probs:
+            done["actor-log-probs"] = call_step(actor_log_probs, at, batch)
         if "reference" in has:
             done["reference"] = call_step(reference, at, batch)
         if config.model.lora is not None and config.algorithm.needs_reference:

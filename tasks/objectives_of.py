@@ -10,7 +10,7 @@ from tasks.algorithms.advantage_step import columns_read, estimate_advantages
 from tasks.algorithms.objectives import actor_objective, critic_objective, policy_loss_knobs
 
 ACTOR_COLUMNS = ("input_ids", "response_mask", "train_mask", "old_log_probs", "advantages")
-"""What every actor objective reads."""
+"""What every actor objective reads; `old_log_probs` only where they were computed."""
 TOP_K_COLUMNS = ("teacher_top_k_ids", "teacher_top_k_log_probs")
 """The teacher's likeliest tokens, with `forward_kl_top_k`."""
 CRITIC_COLUMNS = ("input_ids", "response_mask", "train_mask", "values", "returns")
@@ -71,7 +71,8 @@ def advantage_function(config: RunConfig, kl_coef: float, seed: int) -> Callable
 def advantage_columns(config: RunConfig) -> tuple[str, ...]:
     """Columns the advantage step needs under this configuration."""
     needed = columns_read(**_advantage_settings(config))
-    extra = ("old_log_probs", "ref_log_probs") if config.algorithm.needs_reference else ()
+    measures_kl = config.algorithm.needs_reference and config.recomputes_log_probs
+    extra = ("old_log_probs", "ref_log_probs") if measures_kl else ()
     taught = ("old_log_probs", "teacher_log_probs") if config.distillation is not None else ()
     return tuple(dict.fromkeys((*needed, "group_ids", *extra, *taught)))
 
@@ -82,6 +83,8 @@ def actor_columns(config: RunConfig) -> tuple[str, ...]:
 
     algorithm = config.algorithm.resolved()
     names = [*ACTOR_COLUMNS, *LOSS_COLUMNS.get(algorithm.name, ())]
+    if not config.recomputes_log_probs:
+        names.remove("old_log_probs")
     if algorithm.kl_coef and algorithm.kl_place == "loss":
         names.append("ref_log_probs")
     if config.correction_mode != "off":

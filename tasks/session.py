@@ -187,6 +187,11 @@ class Session:
         return self.config.model.lora is not None and self.config.algorithm.needs_reference
 
     @property
+    def recomputes_log_probs(self) -> bool:
+        """Whether the actor scores the responses before its update."""
+        return self.config.recomputes_log_probs
+
+    @property
     def trains_actor(self) -> bool:
         """False while only the critic learns."""
         return self.state.iteration >= self.config.algorithm.critic_warmup_iterations or not self.needs("critic")

@@ -16,7 +16,7 @@ from tasks.algorithms.diagnostics import COUNT, Metrics, mean_metric, policy_mov
 from tasks.algorithms.distillation import forward_kl_top_k, reverse_kl_losses
 from tasks.algorithms.kl import kl_per_token
 from tasks.algorithms.losses import aggregate_loss, value_losses
-from tasks.algorithms.masking import zero_masked
+from tasks.algorithms.masking import masked_sum, zero_masked
 from tasks.algorithms.policy_losses import LOSS_COLUMNS, POLICY_LOSSES
 
 Td = Mapping[str, Tensor]
@@ -58,15 +58,18 @@ def actor_objective(
     l is the policy loss of the algorithm named by `policy_loss` with its own `knobs`, w the column
     `correction_weights` (1 where the batch has none), agg one of `losses.AGGREGATIONS`. All of it runs over
     `train_mask`, or over `response_mask` where the batch has no `train_mask`. `log_probs` and `entropy` carry gradient.
+    Without a column `old_log_probs` the policy is the one that is about to be updated: rho is 1, with its gradient.
 
     Raises:
         ValueError: an entropy bonus without `entropy`.
     """
     mask = _trained(td)
     columns = {name: td[name] for name in LOSS_COLUMNS.get(policy_loss, ())}
-    losses, metrics = POLICY_LOSSES[policy_loss](
-        log_probs, td["old_log_probs"], td["advantages"], mask, **columns, **knobs
-    )
+    old_log_probs = td.get("old_log_probs")
+    is_scored_here = old_log_probs is None
+    if old_log_probs is None:
+        old_log_probs = log_probs.detach()
+    losses, metrics = POLICY_LOSSES[policy_loss](log_probs, old_log_probs, td["advantages"], mask, **columns, **knobs)
     if "correction_weights" in td:
         losses = losses * zero_masked(td["correction_weights"], mask)
 
@@ -83,6 +86,8 @@ def actor_objective(
     if kl_coef:
         kl = kl_per_token(log_probs, td["ref_log_probs"], mask, estimator=kl_estimator)
         metrics |= mean_metric("actor/kl_loss", kl, mask)
+        if is_scored_here:  # else the advantage step has measured it
+            metrics |= mean_metric("actor/reference_kl", masked_sum(kl, mask, dim=1), mask.any(dim=1))
         loss = loss + kl_coef * aggregate(kl)
     if teacher_kl_coef:
         kl = reverse_kl_losses(log_probs, td["teacher_log_probs"], mask)
@@ -92,7 +97,7 @@ def actor_objective(
         kl = forward_kl_top_k(td["top_k_log_probs"], td["teacher_top_k_log_probs"].float(), mask)
         metrics |= mean_metric("actor/teacher_forward_kl", kl, mask)
         loss = loss + top_k_kl_coef * aggregate(kl)
-    metrics |= policy_movement(log_probs - td["old_log_probs"], mask) | sample_entropy(log_probs, mask)
+    metrics |= policy_movement(log_probs - old_log_probs, mask) | sample_entropy(log_probs, mask)
     return loss, metrics | _step_metric("actor/loss", loss, td)
 
 

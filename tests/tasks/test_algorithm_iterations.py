@@ -102,3 +102,15 @@ def test_sources_have_groups_of_their_own_size(small_cast: SmallCast):
 def test_a_scale_known_only_after_the_batch_is_refused(overrides: list[str], said: str):
     with pytest.raises(ConfigError, match=said):
         small_config(*overrides)
+
+
+def test_a_single_step_without_the_extra_scoring_trains_as_one_with_it(small_cast: SmallCast):
+    options = ("algorithm.name=grpo", "algorithm.num_mini_batches=1", "algorithm.num_ppo_epochs=1")
+    metrics = {}
+    for mode in ("recompute", "auto"):
+        run = small_cast.run(small_config(*options, f"algorithm.old_log_probs={mode}"), fresh=["actor"])
+        metrics[mode] = run.iterate()
+        assert ("actor-log-probs" in run.facts) == (mode == "recompute")
+    scored, unscored = metrics["recompute"], metrics["auto"]
+    for name in ("actor/loss", "actor/grad_norm", "actor/reference_kl", "advantage/magnitude"):
+        assert unscored[name] == pytest.approx(scored[name], rel=1e-5, abs=1e-7), name

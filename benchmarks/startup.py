@@ -1,0 +1,73 @@
+"""From `callsheet train` to the first rollout, warm: imports, Ray, Prefect, workers, warm-up, first weights.
+
+    python -m benchmarks.startup [--json] [--rounds 3]
+
+Each round is a whole run of one iteration of the quick start in a process of its own, its Prefect database fresh; one
+round before them fills the caches of files. Times are read from the run's own spans, on the clock of the machine.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MAX_SECONDS = 35.0
+SETTINGS = ("iterations=1", "validation.sources=[]", "checkpoint.every=0", "name=startup")
+DEADLINE_SECONDS = 300.0
+
+
+def run_once(folder: Path) -> dict[str, float]:
+    """Seconds from the start of the process to the first rollout's start and end, and to the end of the process."""
+    began = time.monotonic()
+    command = [sys.executable, "-c", "import sys; from flows.cli import main; sys.exit(main())", "train", "quickstart"]
+    for setting in (*SETTINGS, f"run_dir={folder / 'runs'}", f"prefect.home={folder / 'prefect'}"):
+        command += ["--set", setting]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"callsheet train ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    records = [json.loads(line) for line in (folder / "runs/startup/spans.jsonl").read_text().splitlines()]
+    tasks = [record for record in records if record.get("task") == "rollout"]
+    first = min(tasks, key=lambda task: task["started"])
+    return {
+        "start": first["started"] - began,
+        "end": first["ended"] - began,
+        "rollout": first["ended"] - first["started"],
+        "process": time.monotonic() - began,
+    }
+
+
+def main() -> int:
+    """Measure, print, and give the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rounds: list[dict[str, float]] = []
+    for _ in range(options.rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            rounds.append(run_once(Path(folder)))
+    found = {name: statistics.median(one[name] for one in rounds[1:]) for name in rounds[0]}
+    spread = sorted(one["start"] for one in rounds[1:])
+    line: dict[str, Any] = {
+        "name": "callsheet train to the first rollout, warm",
+        "value": round(found["start"], 2),
+        "unit": "s",
+        "target": MAX_SECONDS,
+        "better": "lower",
+        "ok": found["start"] <= MAX_SECONDS,
+        "note": (
+            f"{spread[0]:.1f} to {spread[-1]:.1f} s; cold {rounds[0]['start']:.1f} s; the rollout itself "
+            f"{found['rollout']:.2f} s, the whole process {found['process']:.1f} s"
+        ),
+    }
+    print(json.dumps(line) if options.json else f"{line['name']}: {line['value']} s (<= {MAX_SECONDS}; {line['note']})")
+    return 0 if line["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
