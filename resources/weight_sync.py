@@ -6,6 +6,7 @@ and engine give one probe sequence the same log-probs.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -156,26 +157,31 @@ def _in_process(
 def _object_store(
     actor: Group, rollout: Group, version: int, bucket_bytes: int, dtype: str, probe: Sequence[int], timeout: float
 ) -> Synced:
-    """The actor makes the next bucket while the engines load this one: two are alive at most."""
+    """The actor makes buckets ahead while the engines load: as many are alive as `bucket_bytes` holds, two at least."""
     opened = rollout.submit("begin_weights", timeout=timeout)
     size = min(bucket_bytes, STORE_BUCKET_BYTES)
+    alive = max(2, bucket_bytes // size)
+    most_loading = max(1, alive - 2)
     names = actor.submit("begin_weight_export", size, dtype, timeout=timeout).result()[0]
+    coming: deque[Pending] = deque()
+    loading: deque[Pending] = deque([opened])
     is_done, sent = False, 0
-    loading: Pending = opened
     try:
-        coming = actor.submit("next_weight_bucket", timeout=timeout)
         while True:
-            status, data = coming.result()[0]
+            while not coming or len(coming) + len(loading) < alive:
+                coming.append(actor.submit("next_weight_bucket", timeout=timeout))
+            status, data = coming.popleft().result()[0]
             if not status["entries"]:
                 break
-            loading.result()
-            loading = rollout.submit("load_weight_bucket", status["entries"], BucketRef(data), timeout=timeout)
-            coming = actor.submit("next_weight_bucket", timeout=timeout)
+            if len(loading) == most_loading:
+                loading.popleft().result()
+            loading.append(rollout.submit("load_weight_bucket", status["entries"], BucketRef(data), timeout=timeout))
             sent += status["num_bytes"]
             del data
-        # The actor is idle by now, while the engines still load the last bucket.
+        # The actor is idle by now, while the engines still load the last buckets.
         scored = actor.submit("probe_weights", probe, timeout=timeout)
-        loading.result()
+        for pending in (*coming, *loading):
+            pending.result()
         is_done = True
     finally:
         if not is_done:
