@@ -1,8 +1,10 @@
 """The commands that run something: train, resume. Refusals end with 2, failures with 1, each with one clear text."""
 
+import importlib
 import json
 import os
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +55,8 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
 
+    # The flow's imports (torch among them) take seconds, and so does the server's start in a process of its own.
+    threading.Thread(target=importlib.import_module, args=("flows.ppo",), daemon=True).start()
     with ExitStack() as stack:
         try:
             url = stack.enter_context(prefect_api(config.prefect))

@@ -9,14 +9,16 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from configs.data import DataConfig, SourceConfig, ValidationConfig
 from resources.prompt_sources import PromptError, SourceRow, load_rows
 from resources.seeding import stream_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class PromptSource:
     def __init__(
         self,
         data: DataConfig,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         sources: Sequence[SourceConfig] | None = None,
         held_out: bool = False,
@@ -131,7 +133,7 @@ class PromptSource:
         cls,
         validation: ValidationConfig,
         data: DataConfig,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         tools: Sequence[dict[str, Any]] = (),
     ) -> "PromptSource":
         """The validation sources, rendered as the training prompts are; generated kinds never overlap training."""

@@ -6,16 +6,17 @@ Each teacher has a worker group of its own on a part of the teacher role's bundl
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
-from transformers import PreTrainedTokenizerBase
 
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
 from configs.training import TeacherConfig
-from resources.models.causal_lm import ModelError, load_tokenizer
 from resources.rollout_rows import records_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TeacherError(ValueError):
@@ -47,6 +48,8 @@ def route(rows: TensorDictBase, teachers: Sequence[TeacherConfig]) -> dict[str, 
 
 def check_teachers(config: RunConfig) -> None:
     """Compare every teacher's tokenizer with the student's, before anything is started. Raises ConfigError."""
+    from resources.models.causal_lm import ModelError, load_tokenizer
+
     student = load_tokenizer(config.model)
     problems: list[Problem] = []
     for index, teacher in enumerate(config.teachers):
@@ -58,7 +61,7 @@ def check_teachers(config: RunConfig) -> None:
         raise ConfigError("teachers", problems)
 
 
-def match_tokens(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, name: str) -> list[int] | None:
+def match_tokens(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str) -> list[int] | None:
     """None when both number the same tokens alike; else the teacher's id of each of the student's ids.
 
     Exact or refused: the same text must be cut into the same tokens, or a token's log-prob under the teacher would be
@@ -95,7 +98,7 @@ def match_tokens(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerB
     return table
 
 
-def _rules_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _rules_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """What decides how text is cut, without the numbers of tokens. Empty for a tokenizer without a fast form."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -4,8 +4,6 @@ from pathlib import Path
 
 from configs.model import ModelConfig
 from configs.run import RunConfig
-from resources.models.causal_lm import prepare_model_folder
-from resources.workers.actor import ActorWorker
 
 
 def start_model(config: RunConfig, run: Path) -> ModelConfig:
@@ -25,6 +23,9 @@ def export_checkpoint(
 
     Raises TensorFileError, and ValueError for the adapter of a run without `model.lora`.
     """
+    from resources.models.causal_lm import prepare_model_folder  # the controller imports this file and loads no model
+    from resources.workers.actor import ActorWorker
+
     model = start_model(config, run)
     actor = ActorWorker(model, config.actor, config.seed)
     actor.load_checkpoint(str(checkpoint))
