@@ -1,7 +1,7 @@
 """Small line charts as SVG text, for docs: a few series over a common axis, without a plotting library."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -76,8 +76,7 @@ def _y_axis(top: float, label: str) -> list[str]:
     return shapes
 
 
-def _x_axis(ticks: Sequence[float], at: object, label: str) -> list[str]:
-    assert callable(at)
+def _x_axis(ticks: Sequence[float], at: Callable[[float, float], tuple[float, float]], label: str) -> list[str]:
     y = HEIGHT - BOTTOM
     shapes = [f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="#333333"/>']
     for tick in ticks:

@@ -78,6 +78,7 @@ def work_config(prompts: int, length: int, group: int) -> RunConfig:
             "algorithm.num_mini_batches=1",
             "algorithm.num_ppo_epochs=1",
             "actor.micro_batch_size=64",
+            "validation.every=0",
             "validation.sources=[]",
             f"data.prompts_per_iteration={prompts}",
             f"rollout.max_response_length={length}",
@@ -176,7 +177,8 @@ def iterations(count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     every = max(1, count // 100)
     memory: dict[str, Points] = {"driver": [], "task hosts": [], "store": [], "Prefect server": []}
     with tempfile.TemporaryDirectory() as home, stage(Path(home), 2) as hosts:
-        pids = [ray.get(host.facts.remote(), timeout=30)["pid"] for host in hosts._hosts.values()]
+        asked: list[Any] = [host.facts.remote() for host in hosts._hosts.values()]
+        pids = [facts["pid"] for facts in ray.get(asked, timeout=30)]
         server = psutil.Process(json.loads((Path(home) / "prefect/server.json").read_text())["supervisor_pid"])
 
         def watch(number: int) -> None:

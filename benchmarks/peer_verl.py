@@ -16,10 +16,10 @@ from typing import Any
 
 import ray
 import torch
-from verl import DataProto
-from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.base.worker import Worker
-from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl import DataProto  # pyright: ignore[reportMissingImports]
+from verl.single_controller.base.decorator import Dispatch, register  # pyright: ignore[reportMissingImports]
+from verl.single_controller.base.worker import Worker  # pyright: ignore[reportMissingImports]
+from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup  # pyright: ignore[reportMissingImports]
 
 ROWS, LENGTH, WORKERS = 4096, 2048, 2
 COLUMNS = ("input_ids", "attention_mask", "positions", "response_mask")

@@ -48,6 +48,7 @@ SETTINGS = (
     "rollout.max_running_sequences=32",
     f"actor.optimizer={{lr: {LR}}}",
     "actor.micro_batch_size=8",
+    "validation.every=0",
     "validation.sources=[]",
     "checkpoint.every=0",
     "recovery.enabled=false",
@@ -91,7 +92,7 @@ def our_config(model: Path, prompts: Path, folder: Path, *, tokens: int, dtype: 
 def run_ours(config: RunConfig, folder: Path) -> dict[str, list[float]]:
     """Seconds, rewards and lengths of the iterations of `callsheet train`."""
     file = folder / "config.yaml"
-    file.write_text(dump_config(config))
+    file.write_text(json.dumps(dump_config(config)))  # JSON is YAML
     command = [sys.executable, "-c", "import sys; from flows.cli import main; sys.exit(main())", "train", str(file)]
     _run(command)
     lines = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_SECONDS = 35.0
-SETTINGS = ("iterations=1", "validation.sources=[]", "checkpoint.every=0", "name=startup")
+SETTINGS = ("iterations=1", "validation.every=0", "validation.sources=[]", "checkpoint.every=0", "name=startup")
 DEADLINE_SECONDS = 300.0
 
 

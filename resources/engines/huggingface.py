@@ -119,10 +119,11 @@ class HuggingFaceEngine:
         self._admit()
         finished: list[GenerationOutput] = []
         for cohort in self._cohorts:
-            logits = self._model(input_ids=cohort.coming, past_key_values=cohort.cache, use_cache=True).logits[:, -1]
+            made = self._model(input_ids=cohort.coming, past_key_values=cohort.cache, use_cache=True)
+            logits = made.logits[:, -1].float().cpu()  # rows draw with generators of their own, on the CPU
             kept: list[int] = []
             for place, row in enumerate(cohort.rows):
-                reason = _extend(row, logits[place].float().cpu())
+                reason = _extend(row, logits[place])
                 if reason is None:
                     kept.append(place)
                 else:
