@@ -18,9 +18,13 @@ UPDATE_COLUMNS = (
 
 @step(role="actor", reads=("input_ids", "response_mask"), writes=("old_log_probs", "entropy"))
 def actor_log_probs(at: Stamp, batch: BatchHandle) -> StepResult:
-    """Add `old_log_probs` and `entropy`: of the policy that is about to be updated."""
-    temperature = host().config.rollout.sampling.temperature
-    return call("actor", "compute_log_probs", host().read(batch), temperature, is_bulk=True).keep(at.batch_id)
+    """Add `old_log_probs`, of the policy that is about to be updated; `entropy` too where a function of the user's own
+    may read it (over a large vocabulary it costs a good part of the pass)."""
+    config = host().config
+    has_hook = config.algorithm.advantage is not None or config.algorithm.loss is not None
+    temperature = config.rollout.sampling.temperature
+    replies = call("actor", "compute_log_probs", host().read(batch), temperature, is_bulk=True, with_entropy=has_hook)
+    return replies.keep(at.batch_id)
 
 
 @step(role="actor", reads=UPDATE_COLUMNS)

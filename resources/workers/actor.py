@@ -48,13 +48,17 @@ class ActorWorker(SendsWeights, TrainedWorker):
         return PolicyModel(lm, self.settings.log_prob_chunk_tokens)
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
-    def compute_log_probs(self, rows: TensorDictBase, temperature: float = 1.0) -> tuple[Status, TensorDict]:
+    def compute_log_probs(
+        self, rows: TensorDictBase, temperature: float = 1.0, with_entropy: bool = True
+    ) -> tuple[Status, TensorDict]:
         """Log-probs of the sampled tokens under the policy as it is now.
 
         Returns:
-            status, and a shard with `old_log_probs` and `entropy` (ragged, 0 where `response_mask` is False).
+            status, and a shard with `old_log_probs` and, with `with_entropy`, `entropy` (ragged, 0 where
+            `response_mask` is False).
         """
-        return score_rows(self, self.module, rows, temperature, {"old_log_probs": 0, "entropy": 1})
+        entropy = {"entropy": 1} if with_entropy else {}
+        return score_rows(self, self.module, rows, temperature, {"old_log_probs": 0, **entropy})
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
     def score_reference(self, rows: TensorDictBase, temperature: float = 1.0) -> tuple[Status, TensorDict]:
