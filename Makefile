@@ -38,6 +38,10 @@ slow-part: setup-dev
 bench: setup-dev
 	$(BIN)/python -m benchmarks.all
 
+# Ratios against benchmarks/recorded.json, within three minutes; fails when one is more than a quarter worse.
+bench-small: setup-dev
+	$(BIN)/python -m benchmarks.small
+
 # TRL and verl, each in an environment of its own (.venv-peers); about half an hour on two cores.
 bench-peers: setup-dev
 	@PYTHON=$(PYTHON) ./requirements/install_peers.sh

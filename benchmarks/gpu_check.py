@@ -103,7 +103,7 @@ def facts_here() -> dict[str, Any]:
     outputs = engine.generate(requests, Sampling(greedy=True))
     _, scored = actor.compute_log_probs(rows)
     metrics = update_of(actor, rows, 4, 2)()["metrics"]
-    norm = sum(float(value.double().pow(2).sum()) for _, value in actor.module.named_parameters()) ** 0.5
+    norm = sum(float(value.detach().double().pow(2).sum()) for _, value in actor.module.named_parameters()) ** 0.5
     return {
         "device": str(actor.device),
         "log_probs": scored.get("old_log_probs").values().tolist(),
