@@ -1,6 +1,6 @@
 """How the cost of an iteration grows, and whether memory does: plots into docs/growth/.
 
-    python -m benchmarks.growth [--json] [--only work ranks iterations] [--iterations 2000] [--folder docs/growth]
+    python -m benchmarks.growth [--json] [--only work ranks iterations] [--iterations 2000] [--counts 2 8 64]
 
 `work`: a real iteration (a tiny Llama sampled by vLLM, scored, trained, synced, all in one process) against prompts,
 response length and group size, every response as long as the limit. `ranks`: the nine no-op steps of
@@ -160,7 +160,7 @@ def many_iterations(count: int, hosts: HostSet, watch: Callable[[int], None]) ->
     return seconds
 
 
-def ranks(counts: Sequence[int] = (2, 4, 8, 16, 32, 64), iterations: int = 30) -> tuple[Points, list[dict[str, Any]]]:
+def ranks(counts: Sequence[int], iterations: int = 25) -> tuple[Points, list[dict[str, Any]]]:
     """Seconds of a no-op iteration against the number of ranks."""
     points: Points = []
     for count in counts:
@@ -219,6 +219,10 @@ def _stored_mib() -> float:
 def draw(part: str, found: Any, folder: Path) -> None:
     """The plots of one part, and its points beside those of the others."""
     folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "figures.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    if part == "ranks":  # in several runs, where one would take too long
+        found = sorted({**dict(kept.get("ranks", ())), **dict(found)}.items())
     charts: dict[str, str] = {}
     if part == "work":
         labels = {"prompts": "prompts", "length": "tokens of a response", "group": "responses a prompt"}
@@ -237,8 +241,6 @@ def draw(part: str, found: Any, folder: Path) -> None:
         charts["memory"] = line_chart("Resident memory", "iteration", "MiB", held, dots=False)
     for name, text in charts.items():
         (folder / f"{name}.svg").write_text(text)
-    file = folder / "figures.json"
-    kept = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps({**kept, part: _rounded(found)}, indent=1) + "\n")
 
 
@@ -256,10 +258,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", nargs="+", choices=["work", "ranks", "iterations"], default=["work", "ranks"])
     parser.add_argument("--iterations", type=int, default=2000)
+    parser.add_argument("--counts", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], help="workers, for ranks")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     parts: dict[str, Callable[[], tuple[Any, list[dict[str, Any]]]]] = {
-        "work": work, "ranks": ranks, "iterations": lambda: iterations(options.iterations)
+        "work": work, "ranks": lambda: ranks(options.counts), "iterations": lambda: iterations(options.iterations)
     }  # fmt: skip
     lines: list[dict[str, Any]] = []
     for part in options.only:
