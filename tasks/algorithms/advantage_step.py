@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from tasks.algorithms.covariance import select_clip_cov, select_kl_cov, token_covariance
-from tasks.algorithms.diagnostics import Metrics, explained_variance, finite_mean_metric, mean_metric
+from tasks.algorithms.diagnostics import COUNT, Metrics, explained_variance, finite_mean_metric, mean_metric
 from tasks.algorithms.distillation import teacher_advantages
 from tasks.algorithms.estimators import ESTIMATOR_COLUMNS, ESTIMATORS, Knobs, Rewards
-from tasks.algorithms.group_advantages import groups_with_signal
+from tasks.algorithms.group_advantages import groups_with_signal, rollout_votes
 from tasks.algorithms.kl import kl_per_token
 from tasks.algorithms.masking import masked_sum, whiten, zero_masked
 from tasks.algorithms.off_policy import rollout_correction
@@ -154,7 +154,7 @@ def _place_rewards(columns: Mapping[str, Tensor], kl_coef: float, kl_estimator: 
     is_scorable = ~scores.isnan()
     mask = response_mask & is_scorable[:, None]
     token, sequence = spread_scores(scores, response_mask), scores
-    metrics = _score_metrics(scores, columns["group_ids"]) if has_scores else {}
+    metrics = _score_metrics(scores, columns["group_ids"], columns.get("rollout_ids")) if has_scores else {}
     metrics |= {
         "reward/unscorable_rows": (~is_scorable).sum().float(),
         "reward/rows_without_tokens": (~response_mask.any(dim=1)).sum().float(),
@@ -180,12 +180,15 @@ def _correct(
     return {"train_mask": kept, "correction_weights": weights}, metrics
 
 
-def _score_metrics(scores: Tensor, group_ids: Tensor) -> Metrics:
+def _score_metrics(scores: Tensor, group_ids: Tensor, rollout_ids: Tensor | None) -> Metrics:
     has_signal = groups_with_signal(scores, group_ids)
     every_group = torch.ones_like(has_signal)
-    return finite_mean_metric("reward/score_mean", scores) | mean_metric(
-        "reward/groups_with_signal", has_signal.float(), every_group
-    )
+    votes = rollout_votes(~scores.isnan(), rollout_ids)  # a rollout of several segments is one score
+    return {
+        "reward/score_mean": masked_sum(votes * scores, votes > 0),
+        "reward/score_mean" + COUNT: votes.sum(),
+        **mean_metric("reward/groups_with_signal", has_signal.float(), every_group),
+    }
 
 
 def _critic_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> Metrics:

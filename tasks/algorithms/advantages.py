@@ -35,7 +35,7 @@ def gae(
         advantages and returns, not whitened.
     """
     token_rewards, known = zero_masked(token_rewards, response_mask), zero_masked(values, response_mask)
-    next_value = torch.zeros_like(known[:, 0]) if bootstrap_values is None else bootstrap_values
+    next_value = known.new_zeros(known.shape[0]) if bootstrap_values is None else bootstrap_values
     next_advantage = torch.zeros_like(next_value)
     advantages = torch.zeros_like(known)
     for t in reversed(range(known.shape[1])):
@@ -57,7 +57,7 @@ def discounted_returns(
     Masked positions are 0.
     """
     rewards = zero_masked(token_rewards, response_mask)
-    returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    returns, following = torch.zeros_like(rewards), rewards.new_zeros(rewards.shape[0])
     for t in reversed(range(rewards.shape[1])):
         following = torch.where(response_mask[:, t], rewards[:, t] + gamma * following, following)
         returns[:, t] = following

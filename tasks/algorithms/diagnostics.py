@@ -23,8 +23,12 @@ TRUNCATED = 1
 
 
 def mean_metric(name: str, x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Metrics:
-    """Sum and count of `x` over `mask`, detached: one mean, whichever way the positions were split."""
-    return {name: masked_sum(x.detach(), mask), name + COUNT: mask.sum().to(x.dtype)}
+    """Sum and count of `x` over `mask`, detached: one mean, whichever way the positions were split.
+
+    In float32 at least: bfloat16 cannot count beyond 256.
+    """
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    return {name: masked_sum(wide, mask), name + COUNT: mask.sum().to(wide.dtype)}
 
 
 def finite_mean_metric(name: str, x: Float[Tensor, "*shape"]) -> Metrics:

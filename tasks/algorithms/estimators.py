@@ -106,7 +106,10 @@ def _optimal_baseline(rewards: Rewards, knobs: Knobs) -> Estimate:
 
 
 def _pass_at_k(rewards: Rewards, knobs: Knobs) -> Estimate:
-    return _per_sequence(pass_at_k_advantages(rewards.sequence, rewards.group_ids, k=knobs.pass_k), rewards)
+    advantages = pass_at_k_advantages(
+        rewards.sequence, rewards.group_ids, k=knobs.pass_k, rollout_ids=rewards.rollout_ids
+    )
+    return _per_sequence(advantages, rewards)
 
 
 def _teacher_alone(rewards: Rewards, knobs: Knobs) -> Estimate:

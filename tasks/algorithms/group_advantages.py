@@ -57,7 +57,7 @@ def _group_sum(x: Tensor, index: Tensor, num_groups: int) -> Tensor:
     return torch.zeros(num_groups, dtype=x.dtype, device=x.device).index_add(0, index, x)
 
 
-def _votes(scorable: Tensor, rollout_ids: Tensor | None) -> Tensor:
+def rollout_votes(scorable: Bool[Tensor, " B"], rollout_ids: Int[Tensor, " B"] | None = None) -> Float[Tensor, " B"]:
     """Weight of a row: 1 / (scorable rows of its rollout), 0 when it is not scorable."""
     if rollout_ids is None:
         return scorable.double()
@@ -75,7 +75,7 @@ def group_statistics(
     bottom = torch.full((num_groups,), torch.inf, dtype=torch.float64, device=scores.device)
     bottom = bottom.scatter_reduce(0, index, known.masked_fill(~scorable, torch.inf), "amin")
     shifted = zero_masked(known - bottom[index], scorable)
-    votes = _votes(scorable, rollout_ids)
+    votes = rollout_votes(scorable, rollout_ids)
     num_votes = _group_sum(votes, index, num_groups)[index]
     mean = _group_sum(votes * shifted, index, num_groups)[index] / num_votes.clamp(min=1)
     return GroupStatistics(
@@ -86,7 +86,12 @@ def group_statistics(
 def _finish(advantages: Tensor, group: GroupStatistics, like: Tensor) -> Tensor:
     """0 for rows without a vote and for groups with fewer than two (a sum of thirds may miss 2 by rounding)."""
     has_siblings = (group.votes > 0) & (group.num_votes > 1.5)
-    return zero_masked(advantages, has_siblings).to(like.dtype)
+    return _in_type_of(like, zero_masked(advantages, has_siblings))
+
+
+def _in_type_of(scores: Tensor, advantages: Tensor) -> Tensor:
+    """The type of the scores; whole numbers have advantages that are fractions."""
+    return advantages.to(scores.dtype if scores.is_floating_point() else torch.float32)
 
 
 def group_relative(
@@ -148,18 +153,22 @@ def group_policy_gradient(
 
         A_i = alpha * (r_i - mean(r)),   alpha = B / (B - M)
 
-    Chu et al., GPG, arXiv 2504.02546 (normaliser F = 1). B counts the scorable rows and M those of them in groups
+    Chu et al., GPG, arXiv 2504.02546 (normaliser F = 1). B counts the scorable rollouts and M those of them in groups
     whose scores are all equal. alpha is 1 when no group has signal.
     """
     group = group_statistics(scores, group_ids, rollout_ids)
-    has_vote = group.votes > 0
-    has_signal = has_vote & rows_with_signal(scores, group_ids)
-    alpha = has_vote.sum() / has_signal.sum() if has_signal.any() else torch.ones(())
+    with_signal = zero_masked(group.votes, rows_with_signal(scores, group_ids)).sum()
+    alpha = group.votes.sum() / with_signal if with_signal > 0 else torch.ones(())
     return _finish(alpha * (group.scores - group.mean), group, scores)
 
 
 def pass_at_k_advantages(
-    scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"], *, k: int, correct_above: float = 0.5
+    scores: Float[Tensor, " B"],
+    group_ids: Int[Tensor, " B"],
+    *,
+    k: int,
+    correct_above: float = 0.5,
+    rollout_ids: Int[Tensor, " B"] | None = None,
 ) -> Float[Tensor, " B"]:
     """Advantage of a response under the pass@k objective, in closed form over all k-subsets of its group.
 
@@ -179,14 +188,15 @@ def pass_at_k_advantages(
     is_scorable = ~scores.isnan()
     index, num_groups = _number(group_ids)
     is_wrong = is_scorable & (scores <= correct_above)
-    n = _group_sum(is_scorable.double(), index, num_groups)[index]
-    n_wrong = _group_sum(is_wrong.double(), index, num_groups)[index]
+    votes = rollout_votes(is_scorable, rollout_ids)
+    n = _group_sum(votes, index, num_groups).round()[index]
+    n_wrong = _group_sum(zero_masked(votes, is_wrong), index, num_groups).round()[index]
     all_wrong = _choose_ratio(n_wrong, n, k)  # 1 - R
     spread = (all_wrong * (1 - all_wrong)).sqrt()
     has_signal = is_scorable & (n >= k) & (spread > 0)
     siblings_wrong = _choose_ratio(n_wrong - 1, n - 1, k - 1)
     advantages = (all_wrong - zero_masked(siblings_wrong, is_wrong)) / torch.where(has_signal, spread, 1.0)
-    return zero_masked(advantages, has_signal).to(scores.dtype)
+    return _in_type_of(scores, zero_masked(advantages, has_signal))
 
 
 def _choose_ratio(part: Tensor, whole: Tensor, k: int) -> Tensor:

@@ -12,6 +12,8 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this before `exp`: e^20 is 5e8, far beyond any trained policy."""
 MAX_K3 = 10.0
 """k3 is capped here; at the cap its gradient is 0, so that one freak token cannot set the step."""
+MAX_KL_ERROR = 0.2
+"""The paper's bound on the controller's relative error: one freak batch moves the coefficient no faster than this."""
 
 
 def clamp_log_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -86,12 +88,18 @@ def update_kl_coef(kl_coef: float, measured_kl: float, *, target: float, horizon
     nats per sequence and `horizon` in sequences.
 
     Raises:
-        ValueError: a target or horizon that is not positive, or a measured KL that is not finite.
+        ValueError: a target or horizon that is not positive, a horizon so short that the coefficient would turn
+            negative, or a measured KL that is not finite.
     """
-    if target <= 0 or horizon <= 0:
+    if not (target > 0 and horizon > 0):  # nan is neither
         raise ValueError(f"adaptive KL has target {target} and horizon {horizon}; both must be positive")
     if not math.isfinite(measured_kl):
         raise ValueError(f"the measured KL is {measured_kl}; it cannot drive the coefficient, look at the log-probs")
-    max_error = 0.2  # the paper's bound: one freak batch moves the coefficient no faster than this
-    error = min(max(measured_kl / target - 1.0, -max_error), max_error)
-    return kl_coef * (1.0 + error * num_sequences / horizon)
+    error = min(max(measured_kl / target - 1.0, -MAX_KL_ERROR), MAX_KL_ERROR)
+    factor = 1.0 + error * num_sequences / horizon
+    if factor <= 0:
+        raise ValueError(
+            f"adaptive KL has horizon {horizon} and {num_sequences} sequences a step; the coefficient would turn "
+            f"negative, so horizon must be above {MAX_KL_ERROR} x {num_sequences}"
+        )
+    return kl_coef * factor

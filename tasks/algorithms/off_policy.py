@@ -45,7 +45,7 @@ def rollout_correction(
         reject-k2, -k3      w = 1, rows whose mean KL estimate is above `upper` rejected
 
     The KL of the rejections is KL(rollout || old), the direction of the samples. `lower` is 0 for a one-sided bound.
-    Masked and rejected positions have weight 0.
+    Masked and rejected positions have weight 0. A nan at a token that counts is not rejected: its weight is nan.
 
     Metrics: `rollout/log_prob_gap` (mean |d|), `rollout/correction_weight` before and `..._clamped` after the bounds,
     `rollout/rejected_fraction` of tokens.
@@ -61,13 +61,13 @@ def rollout_correction(
     raw = clamp_log_ratio(_pooled(log_ratio, mask, mode)).exp()
     keep = mask
     if mode == "icepop" or mode == "reject-k1":
-        keep = mask & (raw >= lower) & (raw <= upper)
+        keep = mask & ~((raw < lower) | (raw > upper))
     elif mode in ("reject-k2", "reject-k3"):
         kl = kl_per_token(rollout_log_probs, old_log_probs, mask, estimator=mode.removeprefix("reject-"))
-        keep = mask & (masked_mean(kl, mask, dim=1) <= upper)[:, None]
+        keep = mask & ~(masked_mean(kl, mask, dim=1) > upper)[:, None]
     weights = raw.clamp(lower, upper) if mode.endswith("truncate") else raw
     if mode == "off" or mode.startswith("reject"):
-        weights = torch.ones_like(raw)
+        weights = torch.where(log_ratio.isnan(), log_ratio, torch.ones_like(log_ratio))
     metrics = {
         **mean_metric("rollout/log_prob_gap", log_ratio.abs(), mask),
         **mean_metric("rollout/correction_weight", raw, mask),

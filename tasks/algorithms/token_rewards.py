@@ -11,6 +11,8 @@ from tasks.algorithms.masking import zero_masked
 
 def last_true(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
     """Index of the last position of each row's mask; 0 for a row that has none (pair it with `mask.any(dim=1)`)."""
+    if not mask.shape[1]:
+        return torch.zeros(mask.shape[0], dtype=torch.int64, device=mask.device)
     positions = torch.arange(mask.shape[1], device=mask.device)
     return torch.where(mask, positions, torch.zeros_like(positions)).amax(dim=1)
 
@@ -23,6 +25,8 @@ def spread_scores(scores: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"
     """
     has_slot = response_mask.any(dim=1) & ~scores.isnan()
     placed = torch.zeros(response_mask.shape, dtype=scores.dtype, device=scores.device)
+    if not placed.numel():
+        return placed
     return placed.scatter(1, last_true(response_mask)[:, None], zero_masked(scores, has_slot)[:, None])
 
 

@@ -204,3 +204,24 @@ def test_missing_or_misshapen_columns_are_named() -> None:
         estimate_advantages(columns | {"ref_log_probs": torch.zeros(16, 4)}, estimator="grpo", **NEUTRAL)
     with pytest.raises(ValueError, match="'a2c'; known are"):
         columns_read(estimator="a2c")
+
+
+def test_segments_of_one_rollout_count_as_one_score_in_the_baseline_and_in_the_mean() -> None:
+    mask = torch.ones(4, 2, dtype=torch.bool)
+    columns = {
+        "response_mask": mask,
+        "scores": tensor([1.0, 0.0, 0.0, 0.0]),
+        "group_ids": torch.zeros(4, dtype=torch.long),
+        "rollout_ids": tensor([10, 11, 11, 11]),
+    }
+    new, metrics = estimate_advantages(columns, estimator="dr_grpo", **NEUTRAL)
+    assert new["advantages"].tolist() == [[0.5, 0.5], [-0.5, -0.5], [-0.5, -0.5], [-0.5, -0.5]]
+    assert finish_metrics(metrics)["reward/score_mean"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("estimator", ["ppo", "grpo", "reinforce_plus_plus"])
+def test_a_batch_of_no_rows_has_no_advantages(estimator: str) -> None:
+    nothing = {name: column[:0] for name, column in batch().items()}
+    new, metrics = estimate_advantages(nothing, estimator=estimator, **NEUTRAL | {"whiten_advantages": True})
+    assert new["advantages"].shape == (0, 4)
+    assert "reward/score_mean" not in finish_metrics(metrics)

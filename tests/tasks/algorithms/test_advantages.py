@@ -131,3 +131,10 @@ def test_an_advantage_of_a_response_lies_on_its_sampled_tokens_only() -> None:
 def test_columns_of_another_width_are_refused_under_test() -> None:
     with pytest.raises(Exception, match="Type-check error"):
         gae(torch.zeros(1, 3), torch.zeros(1, 4), torch.ones(1, 3, dtype=torch.bool), gamma=1.0, gae_lambda=1.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+def test_no_rows_or_no_tokens_give_no_advantages(shape: tuple[int, int]) -> None:
+    nothing, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    assert gae(nothing, nothing, mask, gamma=1.0, gae_lambda=1.0)[0].shape == shape
+    assert discounted_returns(nothing, mask, gamma=1.0).shape == shape

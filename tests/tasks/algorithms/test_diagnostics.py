@@ -86,3 +86,9 @@ def test_lengths_are_those_trained_on() -> None:
         "rollout/truncated_fraction": 1.0,
         "rollout/response_length/max": 2.0,
     }
+
+
+def test_bfloat16_values_are_summed_and_counted_in_float32() -> None:
+    metric = mean_metric("x", torch.full((301,), 1.0, dtype=torch.bfloat16), torch.ones(301, dtype=torch.bool))
+    assert metric["x/count"] == 301, "bfloat16 knows 300 and 302"
+    assert metric["x"] == 301

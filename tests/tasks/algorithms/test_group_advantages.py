@@ -192,3 +192,33 @@ def test_only_groups_whose_scorable_scores_differ_have_signal() -> None:
     assert groups_with_signal(scores, groups).tolist() == [True, True, False]
     assert rows_with_signal(scores, groups).tolist() == [True, True, True, True, True, False, True]
     assert rows_with_signal(*same_group(NAN, 1.0)).tolist() == [False, False]
+
+
+def test_a_rollout_of_three_segments_has_one_vote_in_pass_at_k_and_gpg_too() -> None:
+    scores, groups = same_group(1.0, 0.0, 0.0, 0.0)
+    rollouts = tensor([10, 11, 11, 11])
+    two = pass_at_k_advantages(*same_group(1.0, 0.0), k=1)
+    assert two.tolist() == [1.0, -1.0]
+    assert pass_at_k_advantages(scores, groups, k=1, rollout_ids=rollouts).tolist() == [1.0, -1.0, -1.0, -1.0]
+    assert pass_at_k_advantages(scores, groups, k=1)[0] == pytest.approx(3**0.5), "one vote a row"
+    scores, groups = tensor([1.0, 0.0, 1.0, 1.0, 1.0, 1.0]), tensor([0, 0, 1, 1, 1, 1])
+    got = group_policy_gradient(scores, groups, rollout_ids=tensor([1, 2, 3, 3, 3, 4]))
+    assert got.tolist() == [1.0, -1.0, 0.0, 0.0, 0.0, 0.0], "alpha = 4 rollouts / 2 with signal, not 6 rows / 2"
+
+
+def test_opo_counts_the_tokens_of_all_segments_of_a_rollout() -> None:
+    scores, groups = same_group(1.0, 0.0, 0.0)
+    whole = optimal_baseline(*same_group(1.0, 0.0), tensor([2, 6]))
+    split = optimal_baseline(scores, groups, tensor([2, 1, 5]), rollout_ids=tensor([7, 8, 8]))
+    assert whole.tolist() == [0.75, -0.25]
+    assert split.tolist() == [0.75, -0.25, -0.25]
+
+
+@every_estimator
+def test_no_rows_give_no_advantages(estimator) -> None:
+    assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+def test_bfloat16_scores_are_compared_in_full_precision() -> None:
+    scores, groups = same_group(256.0, 258.0)  # a mean of 257 has no bfloat16
+    assert centred(scores.bfloat16(), groups).tolist() == [-1.0, 1.0]

@@ -119,3 +119,11 @@ def test_the_controller_refuses_targets_and_horizons_that_are_not_positive(targe
 def test_the_controller_refuses_a_kl_that_is_not_finite() -> None:
     with pytest.raises(ValueError, match="measured KL is nan"):
         update_kl_coef(0.1, math.nan, target=1.0, horizon=100.0, num_sequences=1)
+
+
+def test_a_target_of_nan_is_not_positive_and_a_horizon_too_short_would_turn_the_coefficient_negative() -> None:
+    with pytest.raises(ValueError, match="target nan"):
+        update_kl_coef(0.1, 1.0, target=math.nan, horizon=10.0, num_sequences=1)
+    with pytest.raises(ValueError, match=r"horizon 1\.0 and 10 sequences a step; .* above 0\.2 x 10"):
+        update_kl_coef(0.1, 0.0, target=1.0, horizon=1.0, num_sequences=10)
+    assert update_kl_coef(0.1, 9.0, target=1.0, horizon=1.0, num_sequences=10) == pytest.approx(0.3)

@@ -98,3 +98,20 @@ def test_bad_modes_and_bounds_are_refused() -> None:
         correct(torch.zeros(1, 1), "tis", 0.0, 2.0)
     with pytest.raises(ValueError, match=r"bounds are \[3.0, 2.0\]"):
         correct(torch.zeros(1, 1), "icepop", 3.0, 2.0)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in CORRECTIONS if mode != "off"])
+def test_a_nan_log_prob_is_never_quietly_rejected(mode: str) -> None:
+    weights, keep, _ = correct(tensor([[NAN, 0.0], [0.0, 0.0]]), mode, 0.5, 2.0)
+    assert keep[0, 0]
+    assert weights[0, 0].isnan()
+    assert weights[1].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("mode", CORRECTIONS)
+def test_a_row_without_a_token_has_no_weight_and_no_nan(mode: str) -> None:
+    mask = tensor([[False, False], [True, True]])
+    weights, keep, metrics = correct(tensor([[NAN, math.inf], [0.0, 0.0]]), mode, 0.5, 2.0, mask)
+    assert weights.tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert keep.tolist() == [[False, False], [True, True]]
+    assert all(math.isfinite(value) for value in finish_metrics(metrics).values())

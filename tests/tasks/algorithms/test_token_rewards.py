@@ -62,3 +62,8 @@ def test_scores_are_scaled_then_clipped_and_keep_nan_and_sign() -> None:
     assert scale_scores(tensor([7.0]), RunningMoments(), clip=None).tolist() == [7.0]
     assert scale_scores(tensor([7.0]), None, clip=None).tolist() == [7.0]
     assert torch.equal(scale_scores(tensor([7.0]), RunningMoments(count=2, mean=1.0), clip=None), tensor([7.0]))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+def test_no_rows_or_no_tokens_have_no_slot_for_a_score(shape: tuple[int, int]) -> None:
+    assert spread_scores(torch.ones(shape[0]), torch.zeros(shape, dtype=torch.bool)).shape == shape
