@@ -19,6 +19,7 @@ _RELATIVE_TOLERANCE = 1e-6
 """For numbers of which one is a decimal or irrational; rationals are compared exactly."""
 _DIGITS = 30
 """Significant digits of a numeric comparison."""
+_WORD = re.compile(r"[^\W\d_]{2}")
 _POOL_SIZE = 2
 _lock = threading.Lock()
 _pools: dict[tuple[int, float], GraderPool] = {}
@@ -61,9 +62,14 @@ def _parse(text: str, *, is_expression: bool) -> list[Any]:
     text = re.sub(r"\\\$", "", text if boxed is None else boxed)  # an escaped dollar is currency
     text = re.sub(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
     has_marks = any(mark in text for mark in ("$", "\\(", "\\["))
-    if boxed is not None or (not has_marks and (is_expression or "\\" in text)):
-        text = f"${text}$"
+    if boxed is not None or (not has_marks and (is_expression or "\\" in text or _is_bare(text))):
+        text = f"${text.strip().removesuffix('.')}$"
     return math_verify.parse(text, parsing_timeout=0, raise_on_error=True)
+
+
+def _is_bare(text: str) -> bool:
+    """Whether a text is an expression by itself, as `(1,2)` or `x^2+1`: it has no word."""
+    return bool(text.strip()) and _WORD.search(text) is None
 
 
 def _is_same_number(gold: Any, got: Any) -> bool:

@@ -36,7 +36,8 @@ _LIST = re.compile(r"\\?[\[({](.*?)\\?[\])}]", re.DOTALL)
 _LOOK_BACK = 20
 """Characters before a number that tell whether it stands inside an expression."""
 _BINARY_SIGN_FOLLOWS = re.compile(r"(?:[\w)}]|[\d)}]\s)$")
-_INSIDE_EXPRESSION = re.compile(r"(?:[\w.]|\\[a-zA-Z]+\s*[\[({]|[a-zA-Z][\[({]|[\^_]\{?)$")
+_FUNCTION = r"\\(?:sqrt|log|ln|lg|exp|sin|cos|tan|cot|sec|csc)(?:_\{?\w+\}?)?\s*"
+_INSIDE_EXPRESSION = re.compile(rf"(?:[\w.]|\\[a-zA-Z]+\s*[\[({{]|[a-zA-Z][\[({{]|[\^_]\{{?|{_FUNCTION})$")
 _EXPRESSION_FOLLOWS = re.compile(r"\s*(?:\\(?:sqrt|pi|cdot|times|log|sin|cos|tan)|[\^!(])")
 
 
@@ -87,7 +88,7 @@ def last_number(text: str) -> list[Fraction] | None:
 
 
 def _clean(text: str) -> str:
-    text = text.translate(_MINUS_SIGNS).replace("\\$", "$").replace("{,}", ",").replace("{}", "")
+    text = text.translate(_MINUS_SIGNS).replace("\\$", "$").replace("{,}", ",").replace(",\\!", ",").replace("{}", "")
     text = re.sub(r"\\[dtc]frac", r"\\frac", _WRAPPERS.sub(r" \1 ", text))
     return " ".join(_IGNORED.sub(" ", text).split())
 

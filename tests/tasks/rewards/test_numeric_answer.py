@@ -33,6 +33,9 @@ def test_the_sign_counts(response: str, score: float) -> None:
         (r"\boxed{\{1, 2\}}", ["1", "2"]),
         ("-1,234.5", ["-1234.5"]),
         ("He ran 1,234,567 miles", ["1234567"]),
+        (r"\boxed{1,\!234}", ["1234"]),
+        (r"\boxed{1{,}234}", ["1234"]),
+        ("12,34", ["12", "34"]),
     ],
 )
 def test_a_comma_separates_thousands_or_answers_and_is_never_just_dropped(text: str, numbers: list[str]) -> None:
@@ -64,6 +67,7 @@ def test_an_earlier_box_or_both_together_are_not_the_answer() -> None:
         (r"\boxed{\boxed{3}}", "3"),
         (r"\boxed{\{1\}}", r"\{1\}"),
         (r"\boxed {4}", "4"),
+        (r"\fbox{5}", "5"),
         ("none", None),
         ("}}{{", None),
     ],
@@ -82,6 +86,10 @@ def test_braces_of_a_box_are_matched(text: str, content: str | None) -> None:
         ("3", r"\boxed{3pi}", 0.0),
         ("5", r"\boxed{5x}", 0.0),
         ("8", r"\boxed{2^3}", 0.0),
+        ("8", r"so it is \log 8", 0.0),
+        ("8", r"so it is \log_{2} 8", 0.0),
+        ("2", r"so it is \sqrt 2", 0.0),
+        ("8", r"so it is \approx 8", 1.0),
         ("80000", r"\$80,000", 1.0),
         (r"\frac{2}{3}", "2/3", 1.0),
         (r"\frac12", r"\frac{1}{2}", 1.0),
