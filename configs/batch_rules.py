@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
 
 
+_MAX_KL_ERROR = 0.2
+"""The adaptive controller's largest relative error, see `tasks.algorithms.kl`; rules import no torch."""
+
+
 def divisors_near(total: int, wanted: int, count: int = 4) -> list[int]:
     """The divisors of `total` nearest to `wanted`, in rising order.
 
@@ -32,18 +36,20 @@ def multiples_near(step: int, wanted: int) -> list[int]:
 
 def groups_have_siblings(config: "RunConfig") -> Iterator[Problem]:
     """A lone response has zero advantage, or none at all."""
+    sizes = {"rollout.group_size": config.rollout.group_size}
+    for index, source in enumerate(config.data.sources):
+        if source.group_size is not None:
+            sizes[f"data.sources.{index}.group_size"] = source.group_size
     if config.algorithm.is_group_relative:
-        sizes = {"rollout.group_size": config.rollout.group_size}
-        for index, source in enumerate(config.data.sources):
-            if source.group_size is not None:
-                sizes[f"data.sources.{index}.group_size"] = source.group_size
         for path, size in sizes.items():
             if size < 2:
                 rule = f"{config.algorithm.name} needs at least 2, since a lone response has zero advantage"
                 yield Problem(path, size, rule, "set it to 2 or more (8 is usual), or use algorithm.name ppo")
-    if config.algorithm.name == "pass_at_k" and config.algorithm.pass_k > config.rollout.group_size:
-        rule = f"pass@k looks at k of rollout.group_size = {config.rollout.group_size} responses"
-        yield Problem("algorithm.pass_k", config.algorithm.pass_k, rule, "lower it, or sample more responses")
+    if config.algorithm.name == "pass_at_k":
+        for path, size in sizes.items():
+            if config.algorithm.pass_k > size:
+                rule = f"pass@k looks at k of {path} = {size} responses"
+                yield Problem("algorithm.pass_k", config.algorithm.pass_k, rule, "lower it, or sample more responses")
 
 
 def mini_batches_divide_the_rows(config: "RunConfig") -> Iterator[Problem]:
@@ -106,6 +112,11 @@ def kl_settings_act(config: "RunConfig") -> Iterator[Problem]:
         if kl.refresh_every is not None:
             rule = "algorithm.kl.coef is 0, so there is no reference to refresh"
             yield Problem("algorithm.kl.refresh_every", kl.refresh_every, rule, "set coef above 0, or leave it out")
+    if kl.controller == "adaptive" and kl.horizon <= _MAX_KL_ERROR * config.rows_per_iteration:
+        rows = config.rows_per_iteration
+        rule = f"an iteration has {rows} rows, and a move of {_MAX_KL_ERROR} x rows / horizon could turn coef negative"
+        least = f"set it above {_MAX_KL_ERROR * rows:g}, for example to {20 * rows}"
+        yield Problem("algorithm.kl.horizon", kl.horizon, rule, least)
     if kl.refresh_every is not None and config.model.lora is not None:
         rule = "with model.lora the reference is the base model, which never changes"
         yield Problem("algorithm.kl.refresh_every", kl.refresh_every, rule, "leave it out, or train without LoRA")

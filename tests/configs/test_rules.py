@@ -299,3 +299,17 @@ def test_sizes_of_a_local_cluster_are_refused_with_an_address():
 def test_all_breaches_are_told_together():
     found = problems("quickstart", "algorithm.num_mini_batches=5", "async_depth=2", "roles.reward.cpus=3")
     assert len(found) == 3
+
+
+def test_a_horizon_that_could_turn_the_kl_coefficient_negative_is_refused():
+    adaptive = ["algorithm.kl.controller=adaptive", "data.prompts_per_iteration=512", "rollout.group_size=1"]
+    said = the_problem("quickstart", *adaptive, "algorithm.kl.horizon=102.4")
+    assert said.startswith("algorithm.kl.horizon is 102.4; an iteration has 512 rows")
+    assert problems("quickstart", *adaptive, "algorithm.kl.horizon=102.5") == []
+
+
+def test_pass_at_k_needs_k_responses_of_every_source():
+    said = the_problem(
+        "quickstart-grpo", "algorithm.name=pass_at_k", "algorithm.pass_k=4", "data.sources.0.group_size=2"
+    )
+    assert said.startswith("algorithm.pass_k is 4; pass@k looks at k of data.sources.0.group_size = 2")
