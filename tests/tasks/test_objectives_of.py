@@ -1,11 +1,13 @@
 """From the configuration to what workers run: every algorithm builds, and a hook that is not there is named."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from configs.algorithm_defaults import DEFAULTS
 from configs.load import load_config
+from tasks.algorithms.objectives import policy_loss_knobs
 from tasks.objectives_of import actor_columns, actor_loss, advantage_columns, advantage_function, critic_loss
 
 CRITIC_FREE = sorted(set(DEFAULTS) - {"ppo", "decoupled_ppo", "distillation"})
@@ -68,3 +70,23 @@ def test_old_log_probs_are_left_out_only_where_one_step_makes_them_itself(overri
     assert config.recomputes_log_probs == is_needed
     assert ("old_log_probs" in actor_columns(config)) == is_needed
     assert is_needed or "old_log_probs" not in advantage_columns(config)
+
+
+def vetted_rows() -> dict[str, list[str]]:
+    """Name -> cells of the table of vetted settings on the page of algorithms."""
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    section = page.partition("### Vetted settings and knobs")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines()]
+    return {cells[0].strip("`"): cells[1:] for cells in rows if cells[0].startswith("`")}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_page_of_algorithms_has_the_vetted_settings_and_the_knobs_that_are_read(name: str):
+    clip, kl, knobs = vetted_rows()[name]
+    vetted, read = DEFAULTS[name], policy_loss_knobs(name)
+    low = "none" if vetted.clip_ratio_low >= 1 else f"{vetted.clip_ratio_low:g}"
+    assert clip == (f"{low}, {vetted.clip_ratio_high:g}" if "clip_ratio_low" in read else "-")
+    assert kl == f"{vetted.kl_place}, {vetted.kl_estimator}"
+    named = vetted_rows()["ppo" if "as `ppo`" in knobs else "grpo"][2] + knobs if "as `" in knobs else knobs
+    for knob in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_dual", "covariance_kl_coef"):
+        assert (f"`{knob}`" in named) == (knob in read), knob
