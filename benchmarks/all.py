@@ -15,7 +15,7 @@ from rich.table import Table
 
 NAMES = (
     "dispatch", "train_step", "rollout", "weight_sync", "reward_loop", "controller_tax", "telemetry", "checkpoint",
-    "servers", "async_depth", "iteration",
+    "servers", "async_depth", "iteration", "whatif",
 )  # fmt: skip
 DEADLINE_SECONDS = 1800.0
 

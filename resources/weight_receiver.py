@@ -42,11 +42,13 @@ class ReceivesWeights:
     rank_offset: int = 0
     """Ranks of the replicas before this one, where each is a worker group of its own."""
     _weight_channel: WeightChannel | None = None
+    _weights_started: float = 0.0
+    _weights_ended: float | None = None
 
     @dispatch(Dispatch.BROADCAST)
     def begin_weights(self) -> None:
         """Open the engine for new weights; nothing is sampled until `finish_weights`."""
-        self.engine.begin_update()
+        self._open()
 
     @dispatch(Dispatch.BROADCAST)
     def load_weight_bucket(self, entries: Sequence[dict[str, Any]], bucket: BucketRef) -> None:
@@ -73,7 +75,7 @@ class ReceivesWeights:
             raise RuntimeError("no weight channel is open; call join_weight_channel first")
         is_done = False
         try:
-            self.engine.begin_update()
+            self._open()
             for entries, tensors in self._weight_channel.receive():
                 self.engine.load_weights(unpack(entries, tensors))
             is_done = True
@@ -96,7 +98,7 @@ class ReceivesWeights:
                 f"no actor lives in this process (roles here: {sorted(self.siblings)}); set weight_sync to object_store"
             )
         copied = 0
-        self.engine.begin_update()
+        self._open()
         for bucket in actor.export_weights(bucket_bytes, wire_dtype):
             self.engine.load_weights(bucket)
             copied += num_bytes(list({id(tensor): tensor for _, tensor in bucket}.values()))
@@ -111,7 +113,21 @@ class ReceivesWeights:
         """
         return self.engine.score(token_ids)
 
+    def weights_facts(self, started: float) -> dict[str, float]:
+        """Of the last sync, for the span of what is sampled from `started` on; empty for an engine's first weights."""
+        if self._weights_ended is None:
+            return {}
+        return {
+            "weights_seconds": self._weights_ended - self._weights_started,
+            "weights_age_seconds": started - self._weights_ended,
+        }
+
+    def _open(self) -> None:
+        self._weights_started = time.monotonic()
+        self.engine.begin_update()
+
     def _report(self, report: WeightReport, probe: Sequence[int]) -> dict[str, Any]:
+        self._weights_ended = time.monotonic()
         return {
             "version": report.version,
             "num_weights": len(report.names),

@@ -196,6 +196,7 @@ class TaskHost:
         spec: TaskCall = decode(call)
         task = resolve_task(spec.task)
         states: list[State[Any]] = [decode(item) for item in upstream]
+        unpacked = time.monotonic()
         parameters = visit_collection(
             dict(spec.parameters),
             visit_fn=lambda value: states[value.index] if isinstance(value, Upstream) else value,
@@ -216,7 +217,7 @@ class TaskHost:
         outcome = _encode_state(state)
         timing = {
             "node": ray.util.get_node_ip_address(),
-            "received": received,
+            "unpack_seconds": unpacked - received,
             "started": running.started or received,
             "ended": running.ended or ended,
             "collect_seconds": time.monotonic() - ended,
@@ -304,6 +305,7 @@ class TaskHost:
         """Who this is: process, node and its open Prefect client's address."""
         return {
             "pid": os.getpid(),
+            "cores": len(os.sched_getaffinity(0)),
             "node": ray.util.get_node_ip_address(),
             "incarnation": self._context.store.own.incarnation,
             "api_url": str(self._client.client.api_url),

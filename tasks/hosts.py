@@ -154,6 +154,10 @@ class HostSet:
                 trips.setdefault(node, []).append(RoundTrip(sent=sent, remote=remote, received=time.monotonic()))
         return {node: estimate_offset(found) for node, found in trips.items()}
 
+    def num_cores(self) -> int:
+        """Cores of the largest node that has a host: Ray's count may be a declared one."""
+        return max(int(facts["cores"]) for facts in self._ask("facts", CALL_DEADLINE_SECONDS).values())
+
     def shutdown(self, flush_seconds: float = 10.0) -> None:
         """Let the hosts send their last events, then end them. A host that does not answer is ended all the same."""
         sending: list[Any] = [host.flush.remote() for host in self._hosts.values()]

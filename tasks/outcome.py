@@ -39,14 +39,17 @@ def gather(
     submitted: Sequence[Submitted],
     ahead: Sequence[StepFuture] = (),
     *,
+    since: float | None = None,
     deadline_seconds: float,
     check: Callable[[], None],
 ) -> Outcome:
     """Wait for all steps of a subflow, the first failure first.
 
+    `since`: when the subflow before it was over. The iteration counts from there, so that the time between two
+    subflows (commit, snapshot, Prefect) is part of a step; from its first submission where there was none before.
     Raises StepFailedError, HostLostError, TimeoutError, and whatever `check` raises (a cancelled run).
     """
-    started = min((one.submitted for one in submitted if isinstance(one, StepFuture)), default=time.monotonic())
+    first = min((one.submitted for one in submitted if isinstance(one, StepFuture)), default=time.monotonic())
     futures = [one for one in submitted if isinstance(one, StepFuture)]
     results = iter(collect([*futures, *ahead], deadline_seconds, check))
     metrics: dict[str, float] = {}
@@ -65,9 +68,13 @@ def gather(
         span=IterationSpan(
             iteration=at.iteration,
             attempt=at.attempt,
-            started=started,
+            started=first if since is None else since,
             ended=time.monotonic(),
-            facts={"controller_bytes": payload_bytes(spans), "attempts": at.attempt},
+            facts={
+                "controller_bytes": payload_bytes(spans),
+                "attempts": at.attempt,
+                "between_seconds": 0.0 if since is None else first - since,
+            },
         ),
         spans=spans,
         ahead=tuple(results),

@@ -19,7 +19,7 @@ from resources.casting import Casting, start_process_group
 from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
-from tasks.api import CancelWatch, check_from_nodes
+from tasks.api import CancelWatch, check_from_nodes, quick_retries
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
@@ -41,6 +41,7 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
         with open_session(config, directory) as run:
             check_from_nodes()
             with (
+                quick_retries(),
                 CancelWatch(flow_run.id) as watch,
                 HostWatch(run.hosts, run.writers, config.recovery.stopped_after_seconds),
                 open_watchers(config, directory.run_id, directory.path) as watchers,
@@ -169,11 +170,11 @@ def _check_data(run: Session) -> None:
 
 def _run_record(run: Session) -> RunRecord:
     """What the report and the what-if need to know of the hardware and the batch."""
-    config, nodes = run.config, run.cluster.inventory()
+    config = run.config
     roles = pools_of_roles(config)
     return RunRecord(
         run=run.directory.run_id,
-        cores_per_node=max((node.total.get("CPU", 0.0) for node in nodes), default=0.0),
+        cores_per_node=float(run.hosts.num_cores()),
         pools={
             name: PoolRecord(
                 ranks=pool.size, accelerator=pool.accelerator, nodes=len(run.cluster.pools[name].node_counts)

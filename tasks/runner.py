@@ -257,9 +257,15 @@ def _span_of(sent: _Submission, timing: Mapping[str, Any], collected: tuple[floa
         upstream=tuple(one.task_name for one in sent.upstream),
         waits=Waits(
             upstream=max(0.0, max(ends, default=sent.submitted) - sent.submitted),
+            weights=max((float(rank.facts.get("weights_seconds", 0.0)) for rank in ranks), default=0.0),
             queue=max((rank.queue_seconds for rank in ranks), default=0.0),
         ),
-        dispatch=Dispatch(serialize_seconds=sent.serialize_seconds, put_seconds=sent.put_seconds, bytes=sent.bytes),
+        dispatch=Dispatch(
+            serialize_seconds=sent.serialize_seconds,
+            put_seconds=sent.put_seconds,
+            unpack_seconds=timing["unpack_seconds"],
+            bytes=sent.bytes,
+        ),
         collect=Collect(seconds=timing["collect_seconds"] + collected[0], bytes=timing["collect_bytes"]),
         ranks=ranks,
     )

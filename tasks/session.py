@@ -95,6 +95,8 @@ class Session:
         self.suspects: set[str] = set()
         self.lost_hosts: set[str] = set()
         self._lap = time.monotonic()
+        self._iteration_ended: float | None = None
+        """When the last subflow's steps were over, in this process: the next step begins there."""
         self._ahead: dict[int, StepResult] = {}
 
     # --- the cast -------------------------------------------------------------------------------------------------
@@ -234,7 +236,10 @@ class Session:
         """Wait for the steps of a subflow; see `tasks.outcome.gather`."""
         deadline = self.config.recovery.call_deadline_seconds
         self.inflight = [*(one for one in submitted if isinstance(one, StepFuture)), *ahead]
-        return gather(at, submitted, ahead, deadline_seconds=deadline, check=self.check_cancelled)
+        since, self._iteration_ended = self._iteration_ended, None
+        outcome = gather(at, submitted, ahead, since=since, deadline_seconds=deadline, check=self.check_cancelled)
+        self._iteration_ended = outcome.span.ended
+        return outcome
 
     @property
     def first_validation(self) -> dict[str, float]:

@@ -44,6 +44,13 @@ def _cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+@contextlib.contextmanager
+def cluster_and_server() -> Iterator[None]:
+    """Both, for a command that makes runs outside pytest."""
+    with _harness(), _cluster():
+        yield
+
+
 def _shared(name: str, make: object) -> Iterator[None]:
     _users[name] = _users.get(name, 0) + 1
     if name not in _open:

@@ -9,7 +9,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -62,8 +62,9 @@ class Script(Config):
     min_length: Count = 1
     max_length: Count = 16
     """Of `random` responses, stop token included; `max_response_length` cuts them."""
-    lengths: Literal["uniform", "long_tail"] = "uniform"
-    """`long_tail`: most near `min_length`, one in fifty near `max_length`."""
+    lengths: Literal["uniform", "long_tail", "one_long"] = "uniform"
+    """`long_tail`: most near `min_length`, one in fifty near `max_length`. `one_long`: the first row of each rollout
+    has `max_length`, all others `min_length`."""
     by_token: bool = False
     """A step takes the time of one token, as a real engine's does; else it lasts until a response ends."""
     faults: Annotated[tuple[FaultScript, ...] | list[FaultScript], Field()] = ()
@@ -115,6 +116,8 @@ class ScriptedEngine:
         self._generation = 0
         self._asked: Counter[int] = Counter()
         """Requests of each row so far, for the turns of an episode."""
+        self._long_row: int | None = None
+        """Row that `one_long` makes long."""
         self._update: WeightUpdate | None = None
 
     def generate(
@@ -126,6 +129,7 @@ class ScriptedEngine:
         gauge = open_gauge(self._slots, requests)
         self.facts = GenerationFacts(prompt_tokens=sum(len(request.prompt_ids) for request in requests))
         outputs: dict[int, GenerationOutput] = {}
+        self._long_row = requests[0].row_id if requests else None
         is_done = False
         try:
             for request in requests:
@@ -135,7 +139,9 @@ class ScriptedEngine:
             while self.has_unfinished():
                 finished = self.step()
                 outputs.update((output.row_id, output) for output in finished)
-                gauge.observe(running=len(self._state.running), waiting=len(self._state.waiting))
+                gauge.observe(
+                    running=len(self._state.running), waiting=len(self._state.waiting), tokens=self._sampled(outputs)
+                )
                 if finished and on_finished is not None:
                     on_finished(finished)
                 self._meet_faults(len(outputs))
@@ -227,11 +233,19 @@ class ScriptedEngine:
     def shutdown(self) -> None:
         """Nothing to free."""
 
+    def _sampled(self, outputs: Mapping[int, GenerationOutput]) -> int:
+        """Tokens so far, of finished and running rows."""
+        done = sum(len(output.token_ids) for output in outputs.values())
+        if self._per_token <= 0.0:
+            return done
+        now = time.monotonic()
+        return done + sum(round((now - (row.started or now)) / self._per_token) for row in self._state.running)
+
     def _response(self, request: GenerationRequest, sampling: Sampling, rng: random.Random) -> tuple[int, ...]:
         script = self.script
         stop = list(sampling.stop_token_ids[:1])
         if script.mode == "random":
-            length = _length(script, rng)
+            length = _length(script, rng, is_long=request.row_id == self._long_row)
             ids = [self._random_token(sampling, rng) for _ in range(length - 1)] + (
                 stop or [self._random_token(sampling, rng)]
             )
@@ -310,8 +324,10 @@ def _output(row: _Row, reason: FinishReason) -> GenerationOutput:
     )
 
 
-def _length(script: Script, rng: random.Random) -> int:
+def _length(script: Script, rng: random.Random, *, is_long: bool) -> int:
     low, high = script.min_length, max(script.min_length, script.max_length)
+    if script.lengths == "one_long":
+        return high if is_long else low
     if script.lengths == "uniform":
         return rng.randint(low, high)
     # A quarter of the range for most, exponentially rarer; one row in fifty near the maximum.

@@ -53,7 +53,8 @@ _CHANGES: dict[Cause, str] = {
     Cause.COLLECT: "let workers return references (bulk methods) instead of data ({bytes_text} were collected)",
     Cause.SCHEDULING: (
         "raise data.prompts_per_iteration so that {tasks:.0f} tasks' overhead weighs less, use a running "
-        "server (prefect.api_url), or fuse roles (roles.*.colocate: fused)"
+        "server (prefect.api_url), fuse roles (roles.*.colocate: fused), or take snapshots more rarely "
+        "(recovery.snapshot_every)"
     ),
     Cause.FETCH: (
         "put the pools of {task} and of its inputs on the same nodes, so that rows are read from shared memory"
@@ -108,7 +109,8 @@ _EVIDENCE: dict[Cause, str] = {
     Cause.SERIALISE: "{serialise_seconds:.2f} s of serialising {bytes_text}",
     Cause.COLLECT: "{collect_seconds:.2f} s of collecting {bytes_text}",
     Cause.SCHEDULING: (
-        "{scheduling_seconds:.2f} s between {tasks:.0f} tasks in which all inputs were there and nothing ran"
+        "{scheduling_seconds:.2f} s in which all inputs were there and nothing ran: {between_seconds:.2f} s between "
+        "iterations (commit, snapshot, Prefect), the rest between {tasks:.0f} tasks"
     ),
     Cause.FETCH: "{fetch_seconds:.2f} s of fetching rows, most of it by {task}",
     Cause.COMMUNICATION: "{communication_seconds:.2f} s of {execute_seconds:.2f} s in collectives on every rank",

@@ -7,7 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resources.telemetry.spans import CONTROLLER, TaskSpan
-from resources.telemetry.timeline import BUSY, TRANSFER, Kind, Segment, Timeline, build_timeline, role_of
+from resources.telemetry.timeline import (
+    BUSY,
+    TRANSFER,
+    Kind,
+    Segment,
+    TaskTimeline,
+    Timeline,
+    build_timeline,
+    role_of,
+)
+
+WEIGHT_SYNC = "weight-sync"
+"""The actor's task in which the engines take part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,10 +159,20 @@ def _role_time(
     transfer = _subtract(_union(transfer), busy)
     free = _subtract([(timeline.start, timeline.end)], _union(busy + transfer))
     waiting: dict[str, float] = {}
+    if role == "rollout":  # the engines stand still while their next weights come
+        syncing = _union([(s.start, s.end) for t in timeline.tasks.values() for s in t.segments if _is_sync(t, s)])
+        left = _subtract(free, syncing)
+        if _length(left) < _length(free):
+            waiting["weights"] = _length(free) - _length(left)
+        free = left
     idle = 0.0
     for begin, end in free:
         idle += _charge_waits(begin, end, [task.key for task in own], timeline, paths, waiting)
     return RoleTime(role=role, busy=_length(busy), transfer=_length(transfer), waiting=waiting, idle=idle)
+
+
+def _is_sync(task: TaskTimeline, segment: Segment) -> bool:
+    return task.span.task == WEIGHT_SYNC and segment.kind in BUSY
 
 
 def _charge_waits(

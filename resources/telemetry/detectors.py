@@ -220,6 +220,7 @@ def _controller(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     scheduling = {(t.key, Kind.SCHEDULING): t.seconds(Kind.SCHEDULING) for t in tasks}
     last = timeline.last
     tail = timeline.end - last.ended if last is not None else 0.0
+    first = min((t.span.submitted for t in tasks if t.span.submitted is not None), default=timeline.start)
     return [
         _Found(
             CONTROLLER,
@@ -237,7 +238,11 @@ def _controller(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
             CONTROLLER,
             Cause.SCHEDULING,
             scheduling,
-            {"scheduling_seconds": sum(scheduling.values()) + tail, "tasks": float(len(tasks))},
+            {
+                "scheduling_seconds": sum(scheduling.values()) + tail,
+                "between_seconds": max(0.0, first - timeline.start),
+                "tasks": float(len(tasks)),
+            },
             gap_reduction=1.0,
         ),
     ]

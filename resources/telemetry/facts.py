@@ -16,7 +16,9 @@ FACTS: dict[str, str] = {
     "optimizer_steps": "R: optimizer steps taken",
     "nonfinite_steps": "R: optimizer steps skipped because of a NaN or infinite gradient",
     "num_parameters": "R: parameters of the whole model",
-    # rollout, R (from RolloutGauge)
+    # rollout, R (from the worker and RolloutGauge)
+    "weights_seconds": "R: from its engine's opening for the weights it sampled with until they were in force",
+    "weights_age_seconds": "R: from then to its start",
     "slots": "R: sequences the engine could run at once: min(max_running_sequences, requests)",
     "running": "R: [[seconds since start, sequences running], ...]",
     "waiting": "R: [[seconds since start, sequences waiting], ...]",
@@ -44,6 +46,7 @@ FACTS: dict[str, str] = {
     "controller_bytes": "I: bytes of batch that went through the controller and the API",
     "telemetry_cpu_seconds": "I: telemetry's own CPU time, all processes",
     "attempts": "I: attempts it took",
+    "between_seconds": "I: from the end of the iteration before to the first submission: commit, snapshot, Prefect",
     # system, R, I (from SystemSampler)
     "cpu_percent": "R, I: of all cores of the node",
     "memory_bytes": "R, I: used on the node",

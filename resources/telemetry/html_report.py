@@ -15,11 +15,22 @@ from plotly.offline import get_plotlyjs
 
 from resources.samples import TOKEN_FIELDS
 from resources.telemetry.html_page import PAGE
-from resources.telemetry.report import IterationDetail, Report, role_table
+from resources.telemetry.html_sections import (
+    ROLE_COLOURS,
+    graders_card,
+    role_rank,
+    roles_card,
+    summary_line,
+    verdict_card,
+)
+from resources.telemetry.report import IterationDetail, Report
+from resources.telemetry.spans import CONTROLLER
+from resources.telemetry.timeline import Kind
 from resources.telemetry.timeline_image import COLOURS
 
-_PARTS = {"busy": "#2f6f9f", "transfer": "#8a5fb0", "waiting": "#d9c24a", "idle": "#dddddd"}
-_PALETTE = ("#2f6f9f", "#c2503a", "#6b9e52", "#8a5fb0", "#d98032", "#4aa3a1", "#b04a78", "#7d7d7d")
+_HALVES = ("lengths", "tail")
+"""Charts that stand side by side."""
+_OTHER = "#7d7d7d"
 _MAX_CURVES = 24
 _MAX_BARS = 400
 """Iterations in the stacked bars; of more, an even selection is drawn."""
@@ -39,17 +50,20 @@ def _script() -> str:
 def render_html(report: Report, path: Path) -> None:
     """Writes the page to `path`."""
     figures = {name: figure for name, figure in _figures(report).items() if figure["data"]}
-    sections = "".join(
-        f'<section><h2>{escape(figure["title"])}</h2><div id="{name}" class="chart"></div></section>'
+    cards = {
+        name: f'<section class="card"><h2>{escape(figure["title"])}</h2><div id="{name}" class="chart"></div></section>'
         for name, figure in figures.items()
-    )
+    }
+    halves = "".join(cards.pop(name) for name in _HALVES if name in cards)
     page = PAGE.format(
         policy=_POLICY,
         title=escape(report.run_dir.name),
         plotly=_script(),
-        verdict=_verdict(report),
-        roles=_roles(report),
-        sections=sections,
+        summary=summary_line(report),
+        verdict=verdict_card(report),
+        roles=roles_card(report),
+        sections="".join(cards.values()) + (f'<div class="pair">{halves}</div>' if halves else ""),
+        graders=graders_card(report),
         missing="".join(f"<li>{escape(note)}</li>" for note in report.missing) or "<li>nothing</li>",
         figures=_embedded(figures),
         samples=_embedded([_plain(sample) for sample in report.samples]),
@@ -73,34 +87,6 @@ def _plain(sample: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and value != value else value for key, value in kept.items()}
 
 
-def _verdict(report: Report) -> str:
-    if report.verdict is None:
-        return "<p>No iteration is complete: no verdict.</p>"
-    step = max(1e-12, report.verdict.step_seconds)
-    others = "".join(
-        f"<li>{escape(other.role)}: {escape(str(other.cause))}, -{100 * other.gain_seconds / step:.0f} %</li>"
-        for other in report.verdict.others
-    )
-    listed = f"<p>What else would shorten the step:</p><ul>{others}</ul>" if others else ""
-    return f'<p class="verdict">{escape(report.verdict.line)}</p><p>Change: {escape(report.verdict.change)}</p>{listed}'
-
-
-def _roles(report: Report) -> str:
-    rows = []
-    for entry in role_table(report):
-        whom = ", ".join(
-            f"{escape(name)} {seconds:.2f}" for name, seconds in entry["waiting"].items() if seconds >= 0.005
-        )
-        numbers = (entry["busy"], entry["transfer"], sum(entry["waiting"].values()), entry["idle"], entry["path"])
-        cells = "".join(f"<td>{number:.2f}</td>" for number in numbers)
-        rows.append(f"<tr><td>{escape(entry['role'])}</td>{cells}<td>{whom}</td></tr>")
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in ("role", "busy s", "transfer s", "waiting s", "idle s", "on the critical path s", "waits for")
-    )
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-
-
 def _figures(report: Report) -> dict[str, Figure]:
     figures = {f"gantt-{detail.why}": _gantt(detail) for detail in report.details}
     figures["bars"] = _bars(report)
@@ -111,47 +97,52 @@ def _figures(report: Report) -> dict[str, Figure]:
 
 
 def _gantt(detail: IterationDetail) -> Figure:
-    """Horizontal bars, one trace a kind of segment; the critical path as a line under its bars."""
-    by_kind: dict[str, dict[str, list[Any]]] = {}
+    """Horizontal bars, one trace a kind of segment; the critical path as a line on its bars.
+
+    The controller's row has what lies before the first submission; a gap before a task stands in that task's row.
+    """
+    begin = detail.timeline.start
+    by_kind: dict[Kind, dict[str, list[Any]]] = {}
     for task in detail.timeline.tasks.values():
         for segment in task.segments:
-            trace = by_kind.setdefault(str(segment.kind), {"y": [], "x": [], "base": [], "text": []})
-            trace["y"].append(task.role)
+            is_before = segment.kind is Kind.SCHEDULING and segment.start <= begin
+            trace = by_kind.setdefault(segment.kind, {"y": [], "x": [], "base": [], "text": []})
+            trace["y"].append(CONTROLLER if is_before else task.role)
             trace["x"].append(segment.seconds)
-            trace["base"].append(segment.start - detail.timeline.start)
-            trace["text"].append(task.key)
+            trace["base"].append(segment.start - begin)
+            trace["text"].append("between iterations" if is_before else task.key)
+    rows = {row for trace in by_kind.values() for row in trace["y"]}
     data = [
         {
             "type": "bar",
             "orientation": "h",
-            "name": name,
+            "name": str(kind),
             "marker": {"color": COLOURS[kind]},
             "textposition": "none",
             "hovertemplate": "%{text}: %{x:.3f} s from %{base:.3f} s",
-            **by_kind[name],
+            **by_kind[kind],
         }
-        for kind, name in ((kind, str(kind)) for kind in COLOURS)
-        if name in by_kind
+        for kind in COLOURS
+        if kind in by_kind
     ]
-    path = [
-        (s.start - detail.timeline.start, s.end - detail.timeline.start, s.role)
-        for s in detail.times.path
-        if s.role in {t.role for t in detail.timeline.tasks.values()}
-    ]
-    xs: list[float | None] = [x for begin, end, _ in path for x in (begin, end, None)]
-    ys: list[str | None] = [y for *_, role in path for y in (role, role, None)]
+    path = [(s.start - begin, s.end - begin, s.role) for s in detail.times.path if s.role in rows]
     data.append(
         {
             "type": "scatter",
             "mode": "lines",
             "name": "critical path",
-            "x": xs,
-            "y": ys,
+            "x": [x for start, end, _ in path for x in (start, end, None)],
+            "y": [y for *_, role in path for y in (role, role, None)],
             "line": {"color": "#c2262e", "width": 3},
             "hoverinfo": "skip",
         }
     )
-    layout = {"barmode": "overlay", "xaxis": {"title": {"text": "seconds"}}, "yaxis": {"autorange": "reversed"}}
+    order = sorted(rows, key=role_rank)
+    layout = {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": "seconds"}},
+        "yaxis": {"autorange": "reversed", "categoryorder": "array", "categoryarray": order},
+    }
     return {
         "title": f"Roles over time: {detail.why} iteration ({detail.times.iteration})",
         "data": data,
@@ -176,12 +167,12 @@ def _bars(report: Report) -> Figure:
             "name": role,
             "x": x,
             "y": [round(value, 6) for value in values],
-            "marker": {"color": _PALETTE[i % len(_PALETTE)]},
+            "marker": {"color": ROLE_COLOURS.get(role, _OTHER)},
             "text": text,
             "textposition": "none",
             "hovertemplate": "%{x}: %{y:.3f} s<br>%{text}",
         }
-        for i, (role, values) in enumerate(by_role.items())
+        for role, values in sorted(by_role.items(), key=lambda item: role_rank(item[0]))
     ]
     layout = {
         "barmode": "stack",
@@ -193,7 +184,7 @@ def _bars(report: Report) -> Figure:
 
 def _curves(report: Report) -> Figure:
     """Learning curves; the first ones shown, the rest a click away in the legend."""
-    first = ("reward/", "validation/", "actor/", "critic/", "rollout/")
+    first = ("reward/score_mean", "validation/", "reward/", "actor/", "critic/", "rollout/")
     names = sorted(
         report.metrics,
         key=lambda name: (next((i for i, p in enumerate(first) if name.startswith(p)), len(first)), name),
@@ -209,7 +200,8 @@ def _curves(report: Report) -> Figure:
         }
         for index, name in enumerate(names[:_MAX_CURVES])
     ]
-    return {"title": "Learning curves", "data": data, "layout": {"xaxis": {"title": {"text": "iteration"}}}}
+    layout = {"xaxis": {"title": {"text": "iteration"}}, "legend": {"orientation": "v"}, "showlegend": True}
+    return {"title": "Learning curves (more in the legend)", "data": data, "layout": layout}
 
 
 def _lengths(report: Report) -> Figure:

@@ -77,7 +77,7 @@ class Waits:
 
     upstream: float = 0.0
     weights: float = 0.0
-    """For new weights to arrive (rollout)."""
+    """For the weights it samples with to be in force (rollout), from the moment its engine was opened for them."""
     queue: float = 0.0
     """For a worker of its pool that was busy with another task."""
 
@@ -88,10 +88,13 @@ class Dispatch:
 
     serialize_seconds: float = 0.0
     put_seconds: float = 0.0
+    unpack_seconds: float = 0.0
+    """In the task host, when all inputs were there."""
     bytes: int = 0
 
     @property
     def seconds(self) -> float:
+        """Of the controller."""
         return self.serialize_seconds + self.put_seconds
 
 

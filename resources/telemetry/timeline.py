@@ -28,6 +28,7 @@ class Kind(StrEnum):
 
 BUSY = frozenset({Kind.EXECUTE})
 TRANSFER = frozenset({Kind.FETCH, Kind.SERIALIZE, Kind.COLLECT})
+Interval = tuple[float, float]
 _BEFORE = (Kind.SCHEDULING, Kind.WEIGHTS, Kind.QUEUE, Kind.SERIALIZE, Kind.FETCH, Kind.EXECUTE)
 
 
@@ -139,12 +140,17 @@ def build_timeline(tasks: Sequence[TaskSpan], start: float | None = None, end: f
     finish = end if end is not None else max(t.ended for t in tasks)
     finish = max(begin, finish)
     ordered = sorted(tasks, key=_first_work)
+    sending = [
+        (t.submitted, t.submitted + t.dispatch.seconds)
+        for t in ordered
+        if t.submitted is not None and t.dispatch.seconds
+    ]
     keys: dict[str, int] = {}
     built: dict[str, TaskTimeline] = {}
     for span in ordered:
         keys[span.task] = keys.get(span.task, 0) + 1
         key = span.task if keys[span.task] == 1 else f"{span.task}#{keys[span.task]}"
-        built[key] = _task_timeline(key, span, built, begin, finish)
+        built[key] = _task_timeline(key, span, built, sending, begin, finish)
     return Timeline(begin, finish, built)
 
 
@@ -157,7 +163,12 @@ def _clip(value: float, low: float, high: float) -> float:
 
 
 def _task_timeline(
-    key: str, span: TaskSpan, earlier: Mapping[str, TaskTimeline], begin: float, finish: float
+    key: str,
+    span: TaskSpan,
+    earlier: Mapping[str, TaskTimeline],
+    sending: Sequence[Interval],
+    begin: float,
+    finish: float,
 ) -> TaskTimeline:
     started = _clip(span.started, begin, finish)
     ended = _clip(span.ended, started, finish)
@@ -175,7 +186,7 @@ def _task_timeline(
     ready = begin if predecessor is None else min(earlier[predecessor.task].free_at(predecessor), execute_start)
     role = role_of(span)
     segments = [
-        *_segments_before(key, role, span, queue, ready, execute_start),
+        *_segments_before(key, role, span, queue, sending, ready, execute_start),
         *_segments_during(key, role, span, execute_start, execute_end),
     ]
     collected = min(execute_end + span.collect.seconds, ended)
@@ -215,15 +226,22 @@ def _pool_edges(
 
 
 def _segments_before(
-    key: str, role: str, span: TaskSpan, queue: float, ready: float, execute_start: float
+    key: str,
+    role: str,
+    span: TaskSpan,
+    queue: float,
+    sending: Sequence[Interval],
+    ready: float,
+    execute_start: float,
 ) -> list[Segment]:
     """[ready, execute_start] from its end: serialise, queue, weights as far as measured; what is left is scheduling."""
     segments: list[Segment] = []
     cursor = execute_start
+    weights, queued_weights = _weights_seconds(span, queue, ready, execute_start)
     for kind, seconds in (
-        (Kind.SERIALIZE, _serialize_seconds(span, ready)),
-        (Kind.QUEUE, queue),
-        (Kind.WEIGHTS, span.waits.weights),
+        (Kind.SERIALIZE, _serialize_seconds(span, sending, ready, execute_start)),
+        (Kind.QUEUE, queue - queued_weights),
+        (Kind.WEIGHTS, weights),
     ):
         begin = max(ready, cursor - seconds)
         segments.append(Segment(begin, cursor, key, role, kind))
@@ -232,13 +250,34 @@ def _segments_before(
     return segments[::-1]
 
 
-def _serialize_seconds(span: TaskSpan, ready: float) -> float:
-    """Serialising after the inputs were there. The controller does it on submission: what it did ahead held up nobody;
-    a span that started before it could be over did it in its host."""
-    seconds = span.dispatch.seconds
-    if span.submitted is None or span.started < span.submitted + seconds:
-        return seconds
-    return min(seconds, max(0.0, span.submitted + seconds - ready))
+def _weights_seconds(span: TaskSpan, queue: float, ready: float, execute_start: float) -> tuple[float, float]:
+    """(seconds of [ready, execute_start] in which the weights were still on their way, those of them in the queue).
+
+    An engine that took its weights before the task was ready held up nobody. Without an engine's own account, what the
+    task says.
+    """
+    ranks = [rank for rank in span.ranks if "weights_seconds" in rank.facts]
+    if not ranks:
+        return span.waits.weights, 0.0
+    last = min(ranks, key=lambda rank: rank.facts["weights_age_seconds"])
+    ended = last.start - last.facts["weights_age_seconds"]
+    loading = (ended - last.facts["weights_seconds"], ended)
+    return _overlap(loading, (ready, execute_start)), _overlap(loading, (execute_start - queue, execute_start))
+
+
+def _serialize_seconds(span: TaskSpan, sending: Sequence[Interval], ready: float, execute_start: float) -> float:
+    """Serialising after the inputs were there: the controller's, of this task and of those it sent before, and what the
+    task's host unpacked. What the controller did ahead held up nobody; a span that started before the controller
+    could be through did it in its host."""
+    own, unpacked = span.dispatch.seconds, span.dispatch.unpack_seconds
+    if span.submitted is None or span.started < span.submitted + own:
+        return own + unpacked
+    sent = min(span.submitted + own, execute_start)
+    return unpacked + sum(_overlap(one, (ready, sent)) for one in sending)
+
+
+def _overlap(one: Interval, other: Interval) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 def _segments_during(key: str, role: str, span: TaskSpan, execute_start: float, execute_end: float) -> list[Segment]:

@@ -258,6 +258,7 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
                 "end": time.monotonic(),
                 "rows": len(rows),
                 **facts,
+                **self.weights_facts(started),
                 "policy_version": self.engine.policy_version,
             },
         }

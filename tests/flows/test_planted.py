@@ -1,0 +1,19 @@
+"""Bottlenecks planted in real runs: the map names the role and the cause, and its parts add up to the clock."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.flows.planted_runs import PLANTS, Plant, run_plant
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_session", "ray_session")]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name.replace(" ", "-"))
+def test_a_planted_bottleneck_is_named_with_role_and_cause(plant: Plant, tmp_path: Path):
+    """Three runs of each: `python -m tests.flows.planted_runs`."""
+    judged = run_plant(plant, tmp_path, seed=0)
+    verdict = judged.report.verdict
+    assert verdict is not None
+    assert (verdict.role, verdict.cause) == (plant.role, plant.cause), verdict.line
+    assert judged.error_of_sums <= 0.02
