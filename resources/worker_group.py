@@ -4,6 +4,7 @@ A group splits the arguments of a call, sends them to its ranks, and joins what 
 by name, and then works from any process of the cluster; only the process that made it may restart or end it.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +26,10 @@ from resources.worker_spec import Home, WorkerSpec
 
 Colocation = Literal["fused", "shared", "split"]
 
+_ORDERS: dict[tuple[str, str], threading.Lock] = {}
+"""(run, processes) -> lock around the sending of one call to all ranks. Threads of a task host call fused roles side by
+side; ranks that got two calls in different orders would meet in different collectives, which aborts them."""
+
 
 class WorkerGroup:
     """The workers of one role, in rank order."""
@@ -35,6 +40,7 @@ class WorkerGroup:
         self._card = card
         self._keys = {name: f"{card.role}.{name}".encode() for name in card.methods}
         self._everyone = [True] * card.topology.world_size
+        self._order = _ORDERS.setdefault((card.facts.run_id, card.facts.name), threading.Lock())
         self._simple = {name for name, info in card.methods.items() if is_simple(info)}
         self._plain: list[Callable[..., Any]] = []
         self._bulk: list[Callable[..., Any]] = []
@@ -128,17 +134,19 @@ class WorkerGroup:
         if method in self._simple and not args and not kwargs:
             # Nothing to plan: this path is what an empty call costs.
             header = HEADER.pack(*head, ANSWERS) + key
-            sent = [send(header) for send in senders]
+            with self._order:
+                sent = [send(header) for send in senders]
             answering = self._everyone
         else:
             plan = plan_call(info, self._card.topology, args, kwargs, ray.put)
             answering = plan.answering
             private = 0 if plan.has(ray.ObjectRef) else PRIVATE
             headers = [HEADER.pack(*head, private) + key, HEADER.pack(*head, private | ANSWERS) + key]
-            sent = [
-                send(headers[answers], *arguments, **named)
-                for send, (arguments, named), answers in zip(senders, plan.arguments, answering, strict=False)
-            ]
+            with self._order:
+                sent = [
+                    send(headers[answers], *arguments, **named)
+                    for send, (arguments, named), answers in zip(senders, plan.arguments, answering, strict=False)
+                ]
         seconds = self._card.call_seconds if timeout is None else timeout
         return PendingCall(self._processes, self._card.topology, info, sent, answering, submitted, seconds)
 

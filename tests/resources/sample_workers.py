@@ -19,6 +19,22 @@ class TwoArgumentError(Exception):
         super().__init__(f"{left} and {right}")
 
 
+ORDER: list[str] = []
+"""What the roles of this process were asked, in order."""
+
+
+class OrderWorker:
+    """Notes its calls beside those of the other roles in its process."""
+
+    @dispatch(Dispatch.BROADCAST)
+    def note(self, name: str) -> None:
+        ORDER.append(name)
+
+    @dispatch(Dispatch.BROADCAST)
+    def order(self) -> list[str]:
+        return ORDER
+
+
 class EchoWorker:
     """Answers about itself and its arguments."""
 

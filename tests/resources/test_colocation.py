@@ -1,13 +1,15 @@
 """The three ways to colocate roles, each with a gloo all-reduce through the injected environment."""
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from configs.pools import PoolConfig
 from resources.cluster import Cluster
 from resources.worker_group import WorkerGroup, WorkerSpec, start_group, start_groups
-from tests.resources.sample_workers import EchoWorker, SumWorker
+from tests.resources.sample_workers import EchoWorker, OrderWorker, SumWorker
 
 
 def spec(role: str) -> WorkerSpec:
@@ -28,6 +30,23 @@ def test_fused_roles_share_a_process_and_reach_each_other(cluster: Cluster) -> N
     groups["critic"].restart()
     assert groups["actor"].incarnation == groups["critic"].incarnation == 2
     assert use(groups) == [[3, 3], [3, 3]]
+
+
+def test_ranks_of_fused_roles_get_calls_from_several_threads_in_one_order(cluster: Cluster) -> None:
+    """Two ranks that run two collectives in different orders abort each other."""
+    cluster.reserve({"main": PoolConfig(nodes=(2,))})
+    specs = [WorkerSpec(role=role, worker=OrderWorker, rendezvous=False) for role in ("actor", "critic")]
+    groups = start_groups(cluster, cluster.pools["main"], specs, "fused")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads change over within a call
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda role: [groups[role].submit("note", role) for _ in range(200)], groups))
+    finally:
+        sys.setswitchinterval(before)
+    first, second = groups["actor"].order()
+    assert len(first) == 400
+    assert first == second
 
 
 @pytest.mark.slow
