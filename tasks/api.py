@@ -85,12 +85,13 @@ def quick_retries() -> Iterator[None]:
     SQLite refuses a write that meets another one, and the server answers 503; Prefect's client would then sleep for
     two seconds, an iteration's worth, where a few milliseconds are enough.
     """
-    hooks = {"event_hooks": {"response": [_hint_retry]}}
+    hooks = {"event_hooks": {"response": [hint_retry]}}
     with SyncClientContext(httpx_settings=hooks):
         yield
 
 
-def _hint_retry(response: httpx.Response) -> None:
+def hint_retry(response: httpx.Response) -> None:
+    """Write into a 503 that says nothing of it when to ask again."""
     if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or "Retry-After" in response.headers:
         return
     tried = response.request.extensions.get(_TRIED, 0)

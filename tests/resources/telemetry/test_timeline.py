@@ -12,7 +12,8 @@ def task(name: str, submitted: float, start: float, end: float, *, sending: floa
     """A task of one rank after the rollout."""
     return TaskSpan(
         iteration=0, task=name, role=name, pool=name, submitted=submitted, started=start, ended=end,
-        upstream=() if name == "rollout" else ("rollout",), ranks=(RankSpan(rank=0, start=start, end=end, facts=facts),),
+        upstream=() if name == "rollout" else ("rollout",),
+        ranks=(RankSpan(rank=0, start=start, end=end, facts=facts),),
         dispatch=Dispatch(serialize_seconds=sending, unpack_seconds=unpack),
     )  # fmt: skip
 
