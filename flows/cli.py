@@ -5,9 +5,12 @@ Exit codes: 0 done, 1 failed while running, 2 refused before starting.
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 from cyclopts import Parameter
@@ -16,6 +19,10 @@ from configs.environment import apply_defaults
 from configs.load import load_config
 from configs.problems import ConfigError
 from resources.node_resources import NodeResources
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+    from resources.telemetry.whatif import Prediction
 
 DONE, FAILED, REFUSED = 0, 1, 2
 COMMAND_MODULES = (
@@ -55,6 +62,7 @@ def plan(
         str | None, Parameter(help='Nodes to plan for, for example "2x(gpu=8,cpu=96,mem=900GiB)"; no Ray is needed.')
     ] = None,
     address: Annotated[str | None, Parameter(help="HOST:PORT of a running Ray cluster to plan for.")] = None,
+    run: Annotated[Path | None, Parameter(help="A past run's folder: predict the step from what it measured.")] = None,
     json_: AsJson = False,
 ) -> int:
     """Print who would work where, how the rows divide and what memory it takes. Starts nothing.
@@ -67,15 +75,30 @@ def plan(
         raise Refused(f"--nodes is {nodes!r} and --address is {address!r}; give one of them")
     checked = load_config(config, set_)
     sheet = build_plan(checked, _nodes(nodes, address) or local_nodes(checked))
+    expected = _expected(checked, run) if run is not None else None
     if json_:
-        print(json.dumps(sheet.as_json()))
+        more = {} if expected is None else {"prediction": asdict(expected[0]), "measured_step_seconds": expected[1]}
+        print(json.dumps({**sheet.as_json(), **more}, default=sorted))
     else:
         from rich.console import Console
 
         from flows.call_sheet import print_plan
 
         print_plan(sheet, Console())
+        if expected is not None:
+            from resources.telemetry.text_report import render_prediction
+
+            print(f"\nWith what {run} measured:\n{render_prediction(*expected)}")
     return DONE if sheet.does_fit else REFUSED
+
+
+def _expected(config: "RunConfig", run: Path) -> "tuple[Prediction, float]":
+    from resources.telemetry.planned import predict_plan
+
+    try:
+        return predict_plan(config, run)
+    except (FileNotFoundError, ValueError) as error:
+        raise Refused(f"--run is {run}: {error}") from None
 
 
 def _nodes(nodes: str | None, address: str | None) -> Sequence[NodeResources]:
@@ -128,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps({"fits": False, "refusals": problems}))
         print(error, file=sys.stderr)
         return REFUSED
+    except BrokenPipeError:  # whoever read our output has seen enough: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     return result if isinstance(result, int) else DONE
 
 

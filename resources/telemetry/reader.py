@@ -40,6 +40,8 @@ class SpanReader:
     _bad_lines: list[tuple[int, str]] = field(default_factory=list)
     _notes: Counter[str] = field(default_factory=Counter)
     _tasks_of: dict[int, list[str]] = field(default_factory=dict)
+    _clocks: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    """Two nodes -> tasks that began on one before what they wait for had ended on the other."""
 
     def iterations(self) -> Iterator[IterationRecord]:
         """Iterations in the order in which they ended. Raises FileNotFoundError if there is no spans file."""
@@ -111,16 +113,19 @@ class SpanReader:
                 begin = min((rank.start for rank in task.ranks), default=task.started)
                 if upstream is None or upstream.node == task.node or begin >= upstream.ended - CLOCK_SLACK_SECONDS:
                     continue
-                self._notes[
-                    f"clocks of nodes {upstream.node or '(unnamed)'} and {task.node or '(unnamed)'} differ"
-                    " and no offset was recorded:"
-                    f" {task.task} starts before {name} ended; overlaps are cut"
-                ] += 1
+                nodes = tuple(sorted((upstream.node or "(unnamed)", task.node or "(unnamed)")))
+                example = f"{task.task} starts {upstream.ended - begin:.3g} s before {name} ended"
+                self._clocks.setdefault(nodes, []).append(example)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """What could not be read or was not there, in sentences."""
         notes = [note if count == 1 else f"{note} ({count} times)" for note, count in self._notes.items()]
+        notes += [
+            f"clocks of nodes {' and '.join(nodes)} differ and no offset was recorded: {found[0]}; {len(found)}"
+            f" such overlap{'s are' if len(found) > 1 else ' is'} cut"
+            for nodes, found in self._clocks.items()
+        ]
         if self.run is None:
             notes.append("no run record: pools, cores and batch sizes are inferred from the ranks seen")
         if self._bad_lines:

@@ -36,7 +36,10 @@ def _print(console: Console, report: Report) -> None:
     if report.verdict is not None:
         console.print(f"\nVerdict  {report.verdict.line}", markup=False)
         console.print(f"Change   {report.verdict.change}", markup=False)
-    console.print(_role_table(report))
+    else:
+        console.print("\nVerdict  none: no iteration is complete; what is missing stands below")
+    if complete:
+        console.print(_role_table(report))
     if report.verdict is not None and report.verdict.others:
         table = Table("role", "cause", "step without it", title="What else would shorten the step")
         for other in report.verdict.others:

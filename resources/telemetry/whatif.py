@@ -12,6 +12,7 @@ from heapq import heapify, heapreplace
 
 from resources.telemetry.profile import RolloutProfile, RunProfile, TaskProfile
 from resources.telemetry.simulation import Job, Outcome, busy_seconds, simulate
+from resources.telemetry.spans import CONTROLLER
 from resources.telemetry.topology import CPU_ROLES, Topology
 
 _DRAWS = 6
@@ -31,7 +32,7 @@ class Prediction:
     """By role."""
     idle_seconds: Mapping[str, float]
     bottleneck: str
-    """The role that works for most of the critical path."""
+    """The role that works for most of the critical path, or the controller, whose gaps lie between."""
     bottleneck_share: float
     rows_per_second: float
     assumptions: tuple[str, ...] = ()
@@ -293,7 +294,10 @@ def _decode_steps(lengths: Sequence[int], slots: int) -> float:
 def _path_seconds(
     jobs: Sequence[Job], outcomes: Sequence[Outcome], owner: Mapping[str, str], last: int, begin: float
 ) -> dict[str, float]:
-    """Working time by role on the critical path from `begin` to the end of job `last`; a queue leads to its holder."""
+    """Working time by role on the critical path from `begin` to the end of job `last`; a queue leads to its holder.
+
+    What lies between a job's inputs and its readiness is the controller's.
+    """
     totals: dict[str, float] = {}
     index = last
     for _ in range(len(jobs)):
@@ -301,7 +305,10 @@ def _path_seconds(
         if owner[job.key]:
             totals[owner[job.key]] = totals.get(owner[job.key], 0.0) + max(0.0, outcome.end - max(begin, outcome.start))
         before = list(job.needs)
-        if outcome.start > outcome.ready + 1e-9:
+        if outcome.start <= outcome.ready + 1e-9:
+            waited = outcome.ready - max(begin, outcome.ready - job.delay)
+            totals[CONTROLLER] = totals.get(CONTROLLER, 0.0) + max(0.0, waited)
+        else:
             before = [
                 other
                 for other, there in enumerate(outcomes)

@@ -22,7 +22,7 @@ from resources.telemetry.report import Report, build_report
 ROOT = Path(__file__).resolve().parent.parent.parent
 GRADERS = "tests.resources.telemetry.planted"
 WORKERS = "tests.flows.planted_workers"
-ITERATIONS = 4
+ITERATIONS = 3
 
 BASE = (
     f"iterations={ITERATIONS}",
@@ -39,6 +39,8 @@ BASE = (
     "actor.micro_batch_size=32",
     "critic.micro_batch_size=32",
 )
+SLOW_SCORING = ("data.prompts_per_iteration=32", "actor.log_prob_micro_batch_size=8")
+"""Four micro-batches for the slow reference: two seconds, as long as the grading."""
 ANSWERS = {"responses": {"mode": "answer", "by_token": True}, "seconds_per_token": 0.05}
 """Six tokens each: all of a rollout's responses are equally long."""
 FUSED = {"pool": "main", "colocate": "fused"}
@@ -62,6 +64,7 @@ class Plant:
     critic_model: Changes | None = None
     grader: str | None = None
     is_by_value: bool = False
+    async_depth: int = 0
 
     def config(self, run_dir: Path, name: str, seed: int) -> RunConfig:
         """The config of one run."""
@@ -77,6 +80,7 @@ class Plant:
         data["roles"]["reward"] = {"pool": "main", "workers": 1}
         for role, changes in self.roles.items():
             data["roles"][role] = {**data["roles"][role], **changes}
+        data["async_depth"] = self.async_depth
         data["code"]["import_paths"] = [str(ROOT)]
         if self.critic_model is not None:
             data["critic"]["model"] = {
@@ -102,7 +106,7 @@ PLANTS: tuple[Plant, ...] = (
             "critic.micro_batch_size=128",
             "algorithm.num_mini_batches=4",
         ),
-        scripted={"responses": {"mode": "answer", "by_token": True}, "seconds_per_token": 0.4},
+        scripted={"responses": {"mode": "answer", "by_token": True}, "seconds_per_token": 0.6},
     ),
     Plant(name="a grader that sleeps", role="reward", cause=Cause.SLOW_GRADER, grader="sleeps"),
     Plant(
@@ -164,7 +168,37 @@ PLANTS: tuple[Plant, ...] = (
         ),
         scripted=None,
     ),
+    Plant(
+        name="an engine slower than the training it runs ahead of",
+        role="rollout",
+        cause=Cause.COMPUTE_BOUND,
+        async_depth=1,
+        pools={"main": {"nodes": [1], "cpus_per_bundle": 2}, "engines": {"nodes": [1]}},
+        roles={"rollout": {"pool": "engines", "colocate": "shared"}},
+        scripted={"responses": {"mode": "answer", "by_token": True}, "seconds_per_token": 0.7},
+    ),
 )
+
+PAIR: tuple[Plant, Plant] = (
+    Plant(
+        name="a grader in the process of the model roles",
+        role="reward",
+        cause=Cause.SLOW_GRADER,
+        grader="sleeps",
+        roles={"reward": {"colocate": "fused"}, "reference": {"worker": f"{WORKERS}:SlowReference"}},
+        overrides=SLOW_SCORING,
+    ),
+    Plant(
+        name="the same grader in a pool of its own",
+        role="none",
+        cause=Cause.BALANCED,
+        grader="sleeps",
+        pools={"main": {"nodes": [1], "cpus_per_bundle": 2}, "graders": {"nodes": [1]}},
+        roles={"reward": {"pool": "graders"}, "reference": {"worker": f"{WORKERS}:SlowReference"}},
+        overrides=SLOW_SCORING,
+    ),
+)
+"""Two lines of config apart: in the main pool scoring waits for grading, in its own it goes on beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="a word of the plant's name")
+    parser.add_argument("--only", default="", help="words of plants' names, ; between them, in this order")
     parser.add_argument("--keep", type=Path, default=None, help="folder for the runs; a temporary one when left out")
     asked = parser.parse_args(arguments)
     from configs.environment import apply_defaults
@@ -228,7 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tests.harness import cluster_and_server
 
     wrong = 0
-    chosen = [plant for plant in PLANTS if asked.only in plant.name]
+    chosen = {
+        plant.name: plant for word in asked.only.split(";") for plant in (*PLANTS, *PAIR) if word in plant.name
+    }.values()
     with tempfile.TemporaryDirectory() as scratch, cluster_and_server():
         for plant in chosen:
             for seed in range(asked.first_seed, asked.first_seed + asked.times):

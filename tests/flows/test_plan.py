@@ -11,6 +11,7 @@ from configs.load import load_config, preset_names
 from flows.cli import main
 from resources.node_resources import parse_nodes
 from resources.plan import build_plan
+from tests.resources.telemetry.scenarios import iteration, run_record, write_run
 
 ROOT = Path(__file__).parents[2]
 NODES = "2x(gpu=8,cpu=96,mem=900GiB,type=H100)"
@@ -152,3 +153,22 @@ def test_a_running_cluster_is_asked_for_its_nodes(capsys: pytest.CaptureFixture[
         assert "no single node has 9 CPU, the largest has 8" in json.loads(out)["refusals"][0]
     finally:
         cluster.shutdown()
+
+
+def test_with_a_past_run_the_plan_says_what_a_step_would_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The hand-made run: 3 + 0.5 + 0.05 + 1.8 + 0.3 s on the critical path and six gaps of 10 ms. Then 4 times the rows."""
+    run_dir = write_run(tmp_path, [iteration(number, 10.0 * number) for number in range(3)], run_record())
+    changes = ("--set", "data.prompts_per_iteration=128")
+    code, out, _ = run(capsys, "plan", "quickstart", *changes, "--json", "--run", str(run_dir))
+    sheet = json.loads(out)
+    assert code == 0
+    assert sheet["measured_step_seconds"] == pytest.approx(5.71)
+    assert sheet["prediction"]["step_seconds"] > sheet["measured_step_seconds"]
+    code, out, _ = run(capsys, "plan", "quickstart", "--run", str(run_dir))
+    assert "main[1]: actor (fused), rollout (fused), reference (fused), critic (fused), reward, advantage" in out
+
+
+def test_a_past_run_that_measured_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, _, err = run(capsys, "plan", "quickstart", "--run", str(tmp_path))
+    assert code == 2
+    assert "spans.jsonl does not exist" in err

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.planted_runs import PLANTS, Plant, run_plant
+from resources.telemetry.causes import Cause
+from tests.flows.planted_runs import PAIR, PLANTS, Plant, run_plant
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_session", "ray_session")]
 
@@ -17,3 +18,13 @@ def test_a_planted_bottleneck_is_named_with_role_and_cause(plant: Plant, tmp_pat
     assert verdict is not None
     assert (verdict.role, verdict.cause) == (plant.role, plant.cause), verdict.line
     assert judged.error_of_sums <= 0.02
+
+
+def test_a_grader_in_the_main_pool_holds_the_step_back_and_in_its_own_it_does_not(tmp_path: Path):
+    """Two lines of config. Two seconds of grading and two of scoring: one after the other, then side by side."""
+    together, apart = (run_plant(plant, tmp_path, seed=0).report.verdict for plant in PAIR)
+    assert together is not None
+    assert apart is not None
+    assert (together.role, together.cause) == ("reward", Cause.SLOW_GRADER)
+    assert apart.role != "reward"
+    assert apart.step_seconds < together.step_seconds

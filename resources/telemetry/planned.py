@@ -1,0 +1,39 @@
+"""What a past run says of a config that has not run yet: the layout of the config, simulated with its timings."""
+
+from pathlib import Path
+
+from configs.layout import advantage_pool, duties, placed
+from configs.run import RunConfig
+from resources.telemetry.profile import RunProfile, measure_profile
+from resources.telemetry.reader import SpanReader
+from resources.telemetry.topology import Topology
+from resources.telemetry.whatif import Prediction, predict
+
+
+def planned_topology(config: RunConfig, profile: RunProfile) -> Topology:
+    """The layout that `config` describes, on the cores of the measured run."""
+    roles = {duty: config.roles[role].pool for duty, role in duties(config).items()}
+    roles["advantage"] = advantage_pool(config)
+    return Topology(
+        pools={name: pool.size for name, pool in config.pools.items()},
+        roles=roles,
+        colocate={duty: config.roles[role].colocate for duty, role in duties(config).items()},
+        accelerator_pools=frozenset(name for name, pool in config.pools.items() if pool.accelerator != "none"),
+        group_size=config.rollout.group_size,
+        prompts_per_iteration=config.data.prompts_per_iteration,
+        async_depth=config.async_depth,
+        tensor_parallel=placed(config, "rollout").tensor_parallel,
+        max_running_sequences=config.rollout.max_running_sequences,
+        cores=profile.cores,
+    )
+
+
+def predict_plan(config: RunConfig, run_dir: Path) -> tuple[Prediction, float]:
+    """(what the config's layout would take, the measured step of the run).
+
+    Raises FileNotFoundError where the folder has no spans; ValueError where no iteration is complete or a role of the
+    run stands in no pool of the config.
+    """
+    reader = SpanReader(path=run_dir)
+    profile = measure_profile(list(reader.iterations()), reader.run)
+    return predict(profile, planned_topology(config, profile)), profile.measured_step_seconds
