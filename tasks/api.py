@@ -5,12 +5,13 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
 
 import httpx
 import ray
+from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.client.orchestration import get_client
 from prefect.context import SyncClientContext
 from prefect.events.worker import EventsWorker
@@ -82,12 +83,39 @@ def prefect_api(config: PrefectConfig) -> Iterator[str]:
 def quick_retries() -> Iterator[None]:
     """Flows that run inside the block ask a busy server again soon.
 
-    SQLite refuses a write that meets another one, and the server answers 503; Prefect's client would then sleep for
-    two seconds, an iteration's worth, where a few milliseconds are enough.
+    SQLite refuses a write that meets another one, and the server answers 503; Prefect's clients would then sleep for
+    two seconds, an iteration's worth, where a few milliseconds are enough. They have no setting for it, but they heed
+    the header; the engine makes clients of both kinds for itself, so the hook goes to all that are made in the block.
     """
-    hooks = {"event_hooks": {"response": [hint_retry]}}
-    with SyncClientContext(httpx_settings=hooks):
+    with hooked_clients(), SyncClientContext():
         yield
+
+
+@contextlib.contextmanager
+def hooked_clients() -> Iterator[None]:
+    """Clients that are made inside the block write into a 503 when to ask again."""
+    with _hooked(PrefectHttpxSyncClient, hint_retry), _hooked(PrefectHttpxAsyncClient, _hint_retry_async):
+        yield
+
+
+@contextlib.contextmanager
+def _hooked(kind: type[httpx.Client] | type[httpx.AsyncClient], hook: Callable[..., Any]) -> Iterator[None]:
+    """Clients of this kind that are made inside the block call `hook` with every response."""
+    make: Any = kind.__init__
+
+    def make_with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.event_hooks["response"].append(hook)
+
+    kind.__init__ = make_with_hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__init__ = make  # type: ignore[method-assign]
+
+
+async def _hint_retry_async(response: httpx.Response) -> None:
+    hint_retry(response)
 
 
 def hint_retry(response: httpx.Response) -> None:

@@ -196,12 +196,12 @@ class TaskHost:
         spec: TaskCall = decode(call)
         task = resolve_task(spec.task)
         states: list[State[Any]] = [decode(item) for item in upstream]
-        unpacked = time.monotonic()
         parameters = visit_collection(
             dict(spec.parameters),
             visit_fn=lambda value: states[value.index] if isinstance(value, Upstream) else value,
             return_data=True,
         )
+        unpacked = time.monotonic()
         is_step = isinstance(task, Step)
         running = _Running(task=task.name, reads=task.reads if is_step else (), writes=task.writes if is_step else ())
         token = _CURRENT.set(running)

@@ -3,7 +3,7 @@
 The same steps in the same order as `flows/ppo.py`; the shipped flow passes names and numbers only.
 """
 
-from dataclasses import dataclass
+import functools
 from typing import Any
 
 from prefect import flow
@@ -25,18 +25,23 @@ from tasks.step import Step, step
 from tasks.subflow import iteration_run_name
 from tasks.weights import weight_sync
 
-NUM_CANDIDATES = 250_000
-"""Likeliest next tokens of all positions of a batch, an object each."""
+NUM_TOKENS, NUM_CANDIDATES = 1024, 600
+"""Of a batch, and likeliest next tokens kept of each."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One token the policy might have taken."""
+class Candidates:
+    """What the policy might have sampled: for each token of the batch, candidate -> log-prob."""
 
-    row_id: int
-    position: int
-    token_id: int
-    log_prob: float
+    def __init__(self) -> None:
+        self.tokens = [
+            {f"{token}/{rank}": -0.01 * rank for rank in range(NUM_CANDIDATES)} for token in range(NUM_TOKENS)
+        ]
+
+
+@functools.cache
+def known_candidates() -> Candidates:
+    """Made once: only sending them is meant to take time."""
+    return Candidates()
 
 
 def by_value(original: Step) -> Step:
@@ -44,7 +49,7 @@ def by_value(original: Step) -> Step:
     body: Any = original.fn.__wrapped__  # type: ignore[attr-defined] - the step's own function
 
     @step(role=original.role, name=original.name, reads=original.reads, writes=original.writes)
-    def with_candidates(at: Any, batch: Any, candidates: list[Candidate]) -> Any:
+    def with_candidates(at: Any, batch: Any, candidates: Candidates) -> Any:
         return body(at, batch)
 
     return with_candidates
@@ -71,7 +76,7 @@ def iteration_by_value(iteration: int, attempt: int) -> Any:
     run, at = current_session(), current_session().stamp()
     batch = rollout.submit(at, at.policy_version, run.solved)
     batch.wait()
-    candidates = [Candidate(number % 64, number % 16, number % 128, -0.5) for number in range(NUM_CANDIDATES)]
+    candidates = known_candidates()
     scored = [one.submit(at, batch, candidates) for one in _scoring]
     estimated = advantage.submit(at, [batch, *scored])
     everything = [batch, *scored, estimated]

@@ -76,7 +76,8 @@ class Plant:
         )
         data["rollout"]["scripted"] = self.scripted
         data["pools"] = dict(self.pools)
-        data["roles"] = {role: dict(FUSED) for role in MODEL_ROLES}
+        roles: dict[str, dict[str, Any]] = {role: dict(FUSED) for role in MODEL_ROLES}
+        data["roles"] = roles
         data["roles"]["reward"] = {"pool": "main", "workers": 1}
         for role, changes in self.roles.items():
             data["roles"][role] = {**data["roles"][role], **changes}

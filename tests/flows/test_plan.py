@@ -156,7 +156,7 @@ def test_a_running_cluster_is_asked_for_its_nodes(capsys: pytest.CaptureFixture[
 
 
 def test_with_a_past_run_the_plan_says_what_a_step_would_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The hand-made run: 3 + 0.5 + 0.05 + 1.8 + 0.3 s on the critical path and six gaps of 10 ms. Then 4 times the rows."""
+    """3 + 0.5 + 0.05 + 1.8 + 0.3 s on the critical path and six gaps of 10 ms; then with four times the rows."""
     run_dir = write_run(tmp_path, [iteration(number, 10.0 * number) for number in range(3)], run_record())
     changes = ("--set", "data.prompts_per_iteration=128")
     code, out, _ = run(capsys, "plan", "quickstart", *changes, "--json", "--run", str(run_dir))
