@@ -1,6 +1,6 @@
 """A soak: a run of many iterations with a random fault about every minute, and the controller killed now and then.
 
-    python -m tests.chaos.soak [--minutes 30] [--seed N]
+    python -m tests.chaos.soak [--minutes 30] [--every 60] [--seed N]
 
 Bounded: it ends after the minutes, then lets the run finish and compares it with an undisturbed one of the same config.
 """
@@ -29,15 +29,16 @@ def main() -> int:
     """0 when no iteration was lost or doubled and every bit is the same."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--every", type=float, default=EVERY_SECONDS, help="mean seconds between two faults")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     given = parser.parse_args()
     apply_defaults()
     print(f"soak: {given.minutes:g} minutes, seed {given.seed} (make soak SEED={given.seed})", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        return soak(Path(name), given.minutes, random.Random(given.seed))
+        return soak(Path(name), given.minutes, given.every, random.Random(given.seed))
 
 
-def soak(folder: Path, minutes: float, chosen: random.Random) -> int:
+def soak(folder: Path, minutes: float, every: float, chosen: random.Random) -> int:
     """Disturb, finish, compare."""
     home = str(folder / "prefect")
     config = tiny_config(
@@ -54,7 +55,7 @@ def soak(folder: Path, minutes: float, chosen: random.Random) -> int:
     command = train(config, folder)
     wait_for_iterations(command, run, 1)
     while time.monotonic() < end and command.process.poll() is None:
-        time.sleep(min(chosen.uniform(0.5, 1.5) * EVERY_SECONDS, max(0.0, end - time.monotonic())))
+        time.sleep(min(chosen.uniform(0.5, 1.5) * every, max(0.0, end - time.monotonic())))
         if command.process.poll() is not None:
             break
         if chosen.random() < CONTROLLER_SHARE:
