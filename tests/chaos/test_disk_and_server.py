@@ -20,6 +20,8 @@ from tests.chaos.commands import resume, train, wait_for_iterations, wait_until_
 from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
 
 DISK_BYTES = 24 * 2**20
+ROOM_BYTES = 1_000_000
+"""Enough for metrics, spans and samples, and too little for a checkpoint."""
 OUTAGE_SECONDS = 8.0
 
 Undisturbed = Callable[[RunConfig], Path]
@@ -43,8 +45,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_costs_the_save_and_not_the_run(
     is_asynchronous: bool, small_disk: Path, undisturbed: Undisturbed, prefect_session: None
 ):
+    shape = {"num_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "vocab_size": 128}
     config = tiny_config(
-        small_disk, "full", iterations=6, checkpoint={"every": 2, "keep": 1, "asynchronous": is_asynchronous}
+        small_disk,
+        "full",
+        iterations=6,
+        model={"shape": {**shape, "max_positions": 32}},  # a checkpoint of 2 MB
+        checkpoint={"every": 2, "keep": 1, "asynchronous": is_asynchronous},
     )
     expected = undisturbed(config)
     ballast = small_disk / "ballast"
@@ -68,7 +75,7 @@ def _fill_after_first_save(disk: Path, ballast: Path) -> None:
     while not list((disk / "full" / "checkpoints").glob("iteration-*")):
         time.sleep(0.02)
     left = os.statvfs(disk)
-    ballast.write_bytes(b"\0" * max(0, left.f_bavail * left.f_frsize - 60_000))
+    ballast.write_bytes(b"\0" * max(0, left.f_bavail * left.f_frsize - ROOM_BYTES))
 
 
 def test_a_server_that_goes_away_and_comes_back_costs_nothing(run_dir: Path, tmp_path: Path, undisturbed: Undisturbed):

@@ -75,10 +75,14 @@ def config_on(cluster: Cluster, run_dir: Path, name: str, **sections: Any) -> Ru
     return tiny_config(run_dir, name, "split", iterations=5, engine="scripted", ray=where, **sections)
 
 
+def on_one_machine(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"ray": config.ray.model_copy(update={"address": None, "num_cpus": 8})})
+
+
 @pytest.mark.parametrize("pool", ["learn", "sample", "judge"])
 def test_the_roles_of_a_lost_node_move(pool: str, nodes: Cluster, run_dir: Path, undisturbed: Undisturbed):
     config = config_on(nodes, run_dir, f"move-{pool}")
-    expected = undisturbed(config.model_copy(update={"ray": config.ray.model_copy(update={"address": None})}))
+    expected = undisturbed(on_one_machine(config))
     for ip in ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6"):
         add(nodes, ip, 1)  # three pools and a spare; the head holds none, since the controller is there
     with removed_in(nodes, 2, lambda run: node_of_pool(nodes, run, pool)):
@@ -116,7 +120,7 @@ def test_a_role_that_may_be_smaller_goes_on_with_fewer_ranks(nodes: Cluster, run
     )
     for ip in ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6"):
         add(nodes, ip, 1)
-    expected = undisturbed(config.model_copy(update={"ray": config.ray.model_copy(update={"address": None})}))
+    expected = undisturbed(on_one_machine(config))
     with removed_in(nodes, 2, lambda run: node_of_pool(nodes, run, "learn", bundle=1)):
         ppo(config)
     lines = metrics_of(run_dir / "smaller")
