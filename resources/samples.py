@@ -35,8 +35,10 @@ def write_samples(
     iteration: int,
     count: int,
     characters: int,
-) -> list[dict[str, Any]]:
-    """Write the rows of an iteration and return a few of them, small, for the UI.
+) -> dict[str, Any]:
+    """Write the rows of an iteration; gives `shown`, a few of them, small, for the UI.
+
+    A disk that takes no more costs the file and not the run: then the answer says why in `error`.
 
     Args:
         samples: decoded responses, in the order of `rows`.
@@ -54,15 +56,21 @@ def write_samples(
         _record(sample, rows, place, iteration, _Texts(decode, texts) if place in shown else None)
         for place, sample in enumerate(samples)
     ]
-    _write(Path(folder), iteration, records)
-    return [
-        {
-            "prompt": records[place]["prompt"][:characters],
-            "response": records[place]["response"][:characters],
-            "score": records[place]["score"],
-        }
-        for place in sorted(shown)
-    ]
+    answer: dict[str, Any] = {
+        "shown": [
+            {
+                "prompt": records[place]["prompt"][:characters],
+                "response": records[place]["response"][:characters],
+                "score": records[place]["score"],
+            }
+            for place in sorted(shown)
+        ]
+    }
+    try:
+        _write(Path(folder), iteration, records)
+    except OSError as error:
+        answer["error"] = " ".join(str(error).split())
+    return answer
 
 
 def spread(scores: Sequence[float], count: int) -> list[int]:
@@ -163,8 +171,11 @@ def _write(folder: Path, iteration: int, records: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(name for record in records for name in record))
     table = pyarrow.table({name: [record.get(name) for record in records] for name in names})
     aside = folder / f".writing-{iteration:06d}-{os.getpid()}"
-    pyarrow.parquet.write_table(table, aside, compression="zstd")
-    os.replace(aside, folder / f"iteration-{iteration:06d}.parquet")
+    try:
+        pyarrow.parquet.write_table(table, aside, compression="zstd")
+        os.replace(aside, folder / f"iteration-{iteration:06d}.parquet")
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -8,6 +8,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from prefect.logging import get_logger
+
 from resources.curriculum import curriculum_after
 from resources.run_summary import summarise
 from resources.telemetry.live import IterationView, view_iteration
@@ -48,6 +50,12 @@ def commit(run: Session, outcome: Outcome) -> None:
     run.directory.append(run.directory.metrics, line)
     run.spans.append(*outcome.spans, outcome.span)
     run.history.append(line)
+    if "problem" in outcome.facts.get("samples", {}):
+        reason = outcome.facts["samples"]["problem"]
+        run.directory.event("samples-failed", iteration=at.iteration, reason=reason)
+        get_logger("callsheet").error(
+            "the rows of iteration %d were NOT kept (%s); the run goes on", at.iteration, reason
+        )
     run.keep_ahead(outcome.ahead)
     run.hosts.drop(at.batch_id)
     _keep(run, outcome)

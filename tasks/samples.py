@@ -26,4 +26,6 @@ def samples(at: Stamp, batches: list[BatchHandle], folder: str) -> StepResult:
     characters = SHOWN_CHARACTERS // (2 * max(1, count))
     fn: Any = partial(write_samples, folder=folder, iteration=at.iteration, count=count, characters=characters)
     replies = call("reward", "report", fn, host().read(*batches))
-    return StepResult(facts={"samples": replies.statuses[0]["answer"]}, spans=replies.spans)
+    answer = replies.statuses[0]["answer"]
+    problem = {"problem": answer["error"]} if "error" in answer else {}
+    return StepResult(facts={"samples": answer["shown"], **problem}, spans=replies.spans)
