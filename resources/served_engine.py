@@ -94,6 +94,7 @@ class ServedEngine:
             answer = future.result(timeout=0)
         except RequestLostError as error:
             self.lost[row_id] = str(error)
+            self.token_versions.setdefault(row_id, [])  # of an episode, those of the turns before
             return GenerationOutput(row_id=row_id, token_ids=(), log_probs=(), finish_reason=FinishReason.ABORT)
         self.token_versions.setdefault(row_id, []).extend(answer.versions)
         return GenerationOutput(
