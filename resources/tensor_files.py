@@ -151,14 +151,18 @@ def _safetensors_parts(named: Mapping[str, Tensor]) -> list[memoryview]:
 
 def _write(path: Path, parts: Sequence[memoryview]) -> str:
     digest = xxhash.xxh3_128()
-    with path.open("wb", buffering=0) as file:
-        for part in parts:
-            for start in range(0, len(part), _CHUNK):
-                chunk = part[start : start + _CHUNK]
-                digest.update(chunk)
-                while chunk:
-                    chunk = chunk[file.write(chunk) :]
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb", buffering=0) as file:
+            for part in parts:
+                for start in range(0, len(part), _CHUNK):
+                    chunk = part[start : start + _CHUNK]
+                    digest.update(chunk)
+                    while chunk:
+                        chunk = chunk[file.write(chunk) :]
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)  # on a full disk the rest of the run needs the room
+        raise
     return digest.hexdigest()
 
 

@@ -18,7 +18,7 @@ from tasks.outcome import Outcome
 from tasks.policies import check_nan_policy
 from tasks.recovery import keep_snapshot
 from tasks.run_state import next_kl_coef
-from tasks.saves import WAIT_SECONDS, begin_save, publish_finished, publish_staged
+from tasks.saves import WAIT_SECONDS, begin_save, make_room, publish_finished, publish_staged
 from tasks.session import Session
 from tasks.watchers import Progress
 
@@ -26,6 +26,7 @@ from tasks.watchers import Progress
 def commit(run: Session, outcome: Outcome) -> None:
     """Make the iteration part of the run."""
     at = outcome.at
+    make_room(run, outcome.facts.get("checkpoint"))
     nan_steps = check_nan_policy(run.config.recovery, run.directory, run.state, outcome.metrics)
     run.state = run.state.after(
         position=outcome.facts["rollout"]["next_position"],

@@ -102,6 +102,16 @@ def publish_finished(run: Session, wait_seconds: float = 0.0) -> None:
         publish_finished(run, wait_seconds)
 
 
+def make_room(run: Session, staged: Mapping[str, Any] | None) -> None:
+    """Give back what failed saves have written, before the iteration's own lines need the room.
+
+    `staged`: facts of the iteration's checkpoint step, if it had one. Raises NanWeightsError.
+    """
+    publish_finished(run)
+    if staged is not None and "error" in staged:
+        run.checkpoints.discard(Path(staged["folder"]))
+
+
 def publish(run: Session, staging: Path, manifest: Manifest, checksums: Mapping[str, str]) -> None:
     """Make a written checkpoint count, and remove those that are no longer kept."""
     settings = run.config.checkpoint

@@ -77,7 +77,7 @@ def test_a_worker_killed_or_stopped_in_any_phase_changes_no_bit(
     undisturbed: Undisturbed,
 ):
     faults = matrix(layout, part, chaos_seed, number)[: FAULTS_IN_PART if is_part else None]
-    config = config_of(run_dir, f"{number.name}-{layout}", layout, 1 + len(faults) + SPARE_ITERATIONS)
+    config = config_of(run_dir, f"{number.name.lower()}-{layout}", layout, 1 + len(faults) + SPARE_ITERATIONS)
     check_recovers(config, faults, undisturbed)
 
 
