@@ -1,6 +1,6 @@
 """What saving costs, and how long a run takes to go on after a rollout worker died.
 
-    python -m benchmarks.checkpoint [--json] [--small]
+    python -m benchmarks.checkpoint [--json] [--small] [--only saves|recovery]
 
 Saving is measured on 135M parameters with both moments (1.6 GB), in alternating rounds against writing and syncing as
 many bytes. `--small` takes 5M parameters and skips the recovery.
@@ -155,16 +155,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--only", choices=("saves", "recovery"))
     given = parser.parse_args()
     apply_defaults()
     reread_settings()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = 400_000_000 if given.small else 5_000_000_000
-        ray.init(address="local", num_cpus=2, object_store_memory=store, include_dashboard=False, log_to_driver=False)
-        lines = measure_saves(SMALL if given.small else LARGE, folder)
-        ray.shutdown()
-        if not given.small:
+        lines: list[Line] = []
+        if given.only != "recovery":
+            store = 400_000_000 if given.small else 5_000_000_000
+            ray.init(
+                address="local", num_cpus=2, object_store_memory=store, include_dashboard=False, log_to_driver=False
+            )
+            lines += measure_saves(SMALL if given.small else LARGE, folder)
+            ray.shutdown()
+        if given.only != "saves" and not given.small:
             lines.append(measure_recovery(folder))
     for line in lines:
         mark = "" if not line.target else f"  (target {line.target:g}: {'ok' if line.ok else 'MISSED'})"
