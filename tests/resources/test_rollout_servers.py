@@ -16,6 +16,7 @@ from resources.prefix_router import PrefixRouter
 from resources.replicas import LocalReplica, ReplicaLost
 from resources.request_serving import Orders, Report, ServesRequests
 from resources.rollout_servers import Completion, RequestLostError, RolloutServers
+from resources.served_engine import ServedEngine
 
 SAMPLING = Sampling(stop_token_ids=(2,))
 
@@ -186,6 +187,17 @@ def test_a_request_past_its_deadline_fails_with_the_setting_to_change() -> None:
     with pytest.raises(RequestLostError, match=r"no answer within 0.3 s \(rollout.servers.request_deadline_seconds\)"):
         servers.submit(request(1), SAMPLING).result(20)
     servers.close()
+
+
+def test_a_row_past_its_deadline_comes_back_aborted_without_tokens_or_versions() -> None:
+    replica = ScriptedReplica("a")
+    replica.worker.engine.step = lambda: time.sleep(0.02) or []  # pyright: ignore[reportAttributeAccessIssue]
+    engine = ServedEngine(serve(replica, deadline_seconds=0.3))
+    [output] = engine.generate([request(1)], SAMPLING)
+    assert (output.finish_reason, output.token_ids) == (FinishReason.ABORT, ())
+    assert engine.token_versions == {1: []}
+    assert "no answer within" in engine.lost[1]
+    engine.shutdown()
 
 
 def new_weights(replica: ScriptedReplica, version: int) -> None:
