@@ -37,7 +37,8 @@ PositiveInts = Items[Annotated[int, Field(gt=0)]]
 
 Strings = Items[str]
 
-Ints = Items[int]
+TokenIds = Items[Annotated[int, Field(ge=0)]]
+"""Ids of a tokenizer; that it has them is checked where it is loaded."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 """A share between 0 and 1."""

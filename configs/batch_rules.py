@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from configs.layout import data_parallel_size
-from configs.problems import Problem
+from configs.problems import UNSAID, Problem
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -93,6 +93,15 @@ def lengths_fit(config: "RunConfig") -> Iterator[Problem]:
             yield Problem(f"{duty}.micro_batch_tokens", budget, rule, f"raise it to at least {longest}")
 
 
+def stop_tokens_exist(config: "RunConfig") -> Iterator[Problem]:
+    """A stop token that the model does not have ends no response."""
+    shape = config.model.shape
+    beyond = [token for token in config.rollout.sampling.stop_token_ids if shape and token >= shape.vocab_size]
+    if shape is not None and beyond:
+        rule = f"{beyond} are in no response: model.shape.vocab_size is {shape.vocab_size}"
+        yield Problem("rollout.sampling.stop_token_ids", UNSAID, rule, "give ids of the model's own tokenizer")
+
+
 def overlong_penalty_acts(config: "RunConfig") -> Iterator[Problem]:
     """A penalty that starts beyond the longest response would silently do nothing."""
     overlong = config.algorithm.overlong
@@ -160,6 +169,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     groups_have_siblings,
     mini_batches_divide_the_rows,
     lengths_fit,
+    stop_tokens_exist,
     overlong_penalty_acts,
     kl_settings_act,
     critic_settings_act,

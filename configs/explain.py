@@ -83,6 +83,11 @@ def _explain_one(details: ErrorDetails) -> Iterator[Problem]:
             "it must be one of " + ", ".join(expected),
             f"did you mean {close}?" if close else "pick one of them",
         )
+    elif kind == "tuple_type":
+        yield Problem(path, value, "it must be a list", f"write [{value}]" if isinstance(value, str | int) else "")
+    elif kind == "too_short":
+        least = details.get("ctx", {}).get("min_length", 1)
+        yield Problem(path, value, f"it must have at least {least} entries", _documented(location))
     elif kind.endswith("_type"):
         wanted = message.removeprefix("Input should be ").removeprefix("a valid ")
         article = "an" if wanted[0] in "aeiou" else "a"

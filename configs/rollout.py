@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Ints, Seconds, Strings
+from configs.base import Config, Count, Seconds, Strings, TokenIds
 from configs.pools import Bytes
 
 
@@ -16,7 +16,7 @@ class SamplingConfig(Config):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 keeps the whole vocabulary."""
-    stop_token_ids: Ints = ()
+    stop_token_ids: TokenIds = ()
     """Besides the tokenizer's end-of-sequence id."""
 
 

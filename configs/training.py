@@ -103,6 +103,14 @@ class CheckpointConfig(Config):
     """Metric whose best checkpoint is kept besides."""
     asynchronous: bool = True
 
+    def is_due(self, done: int, iterations: int) -> bool:
+        """Whether a checkpoint follows after `done` of `iterations`; after the last one it always does.
+
+        >>> [done for done in range(1, 8) if CheckpointConfig(every=3).is_due(done, 7)]
+        [3, 6, 7]
+        """
+        return done == iterations or (self.every > 0 and done % self.every == 0)
+
     def model_post_init(self, _context: object, /) -> None:
         """0 would delete the only good checkpoint."""
         if self.keep == 0:
@@ -122,12 +130,10 @@ class TelemetryConfig(Config):
 
 
 class CodeConfig(Config):
-    """How our code and yours reach other nodes."""
+    """How your code is found; every node has the same install of ours."""
 
-    ship: Literal["image", "working_dir"] = "image"
-    """`image`: every node has the same install (checked by hash); `working_dir`: Ray ships this folder."""
     import_paths: Strings = ()
-    """Folders put on sys.path of every process, for user graders, losses and data."""
+    """Folders put on sys.path of every process, for user graders, losses and data; the same on every node."""
 
 
 class PrefectConfig(Config):

@@ -55,6 +55,7 @@ class Cluster:
         object_store_bytes: int | None = None,
         worker_env: Mapping[str, str] | None = None,
         stopped_after_seconds: float = STOPPED_SECONDS,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
         """
         Args:
@@ -65,6 +66,7 @@ class Cluster:
             num_cpus, num_gpus, resources, object_store_bytes: only for a cluster started here.
             worker_env: added to every worker's environment.
             stopped_after_seconds: a worker without a beat and without CPU time gained for so long counts as stopped.
+            connect_seconds: how long `address` has to accept a connection.
         """
         if not run_id or "/" in run_id:
             raise ClusterError(f"run id is {run_id!r}; it must be a name without slashes")
@@ -82,6 +84,7 @@ class Cluster:
         }
         self._user_env = dict(worker_env or {})
         self._stopped_after = stopped_after_seconds
+        self._connect_seconds = connect_seconds
         self._adopted: list[Endable] = []
         self._reaper: Reaper | None = None
         self._owns_ray = False
@@ -175,7 +178,7 @@ class Cluster:
             options |= {"address": "local", "include_dashboard": False}
             options |= {name: value for name, value in self._local.items() if value}
         else:
-            check_listening(str(self._address))
+            check_listening(str(self._address), self._connect_seconds)
             options["address"] = self._address
         reread_settings()
         try:
@@ -235,13 +238,13 @@ class Cluster:
                 self._handlers.setdefault(number, previous)
 
 
-def check_listening(address: str) -> None:
-    """Raise ClusterError within seconds when nobody listens at host:port; Ray itself tries much longer."""
+def check_listening(address: str, seconds: float = CONNECT_SECONDS) -> None:
+    """Raise ClusterError within `seconds` when nobody listens at host:port; Ray itself tries much longer."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(f"address is {address!r}; write host:port, for example 10.0.0.1:6379")
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=seconds).close()
     except OSError as error:
         raise ClusterError(
             f"nobody listens at {address} ({error}); start Ray there (ray start --head --port {port}) "

@@ -154,8 +154,7 @@ class Session:
 
     def is_save_due(self, done: int) -> bool:
         """Whether a full checkpoint is due after so many iterations; after the last one it always is."""
-        every = self.config.checkpoint.every
-        return done == self.config.iterations or (every > 0 and done % every == 0)
+        return self.config.checkpoint.is_due(done, self.config.iterations)
 
     @property
     def should_validate_first(self) -> bool:
@@ -333,6 +332,7 @@ def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session
     with Cluster(
         directory.run_id,
         address=config.ray.address,
+        connect_seconds=config.ray.connect_deadline_seconds,
         run_dir=directory.path,
         num_cpus=config.ray.num_cpus,
         num_gpus=config.ray.num_gpus,

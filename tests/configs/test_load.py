@@ -85,6 +85,7 @@ def test_a_misspelt_key_gets_the_nearest_known_one(override: str, meant: str):
         "rollout.group_size=0",
         "rollout.group_size=true",
         "rollout.sampling.temperature=0",
+        "rollout.sampling.stop_token_ids=[-1]",
         "algorithm.kl.target=0",
         "algorithm.kl.horizon=0",
         "algorithm.kl.horizon=-1",
@@ -101,6 +102,18 @@ def test_a_misspelt_key_gets_the_nearest_known_one(override: str, meant: str):
 def test_a_value_of_the_wrong_type_or_range_is_refused(override: str):
     path = override.partition("=")[0]
     assert path.rpartition(".")[0] in refusal(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("code.import_paths=/x", "code.import_paths is '/x'; it must be a list; write [/x]"),
+        ("pools.main.nodes=3", "pools.main.nodes is 3; it must be a list; write [3]"),
+        ("reward.graders=[]", "reward.graders is (); it must have at least 1 entries"),
+    ],
+)
+def test_a_list_is_asked_for_in_the_words_of_the_file(override: str, said: str):
+    assert said in refusal(override)
 
 
 def test_all_mistakes_are_told_at_once():

@@ -313,3 +313,9 @@ def test_pass_at_k_needs_k_responses_of_every_source():
         "quickstart-grpo", "algorithm.name=pass_at_k", "algorithm.pass_k=4", "data.sources.0.group_size=2"
     )
     assert said.startswith("algorithm.pass_k is 4; pass@k looks at k of data.sources.0.group_size = 2")
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused():
+    said = the_problem("quickstart", "rollout.sampling.stop_token_ids=[2, 128]")
+    assert said.startswith("rollout.sampling.stop_token_ids: [128] are in no response: model.shape.vocab_size is 128")
+    assert problems("quickstart", "rollout.sampling.stop_token_ids=[127]") == []

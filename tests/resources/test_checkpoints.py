@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.training import CheckpointConfig
 from resources.checkpoints import CheckpointError, CheckpointStore, Manifest
 
 
@@ -111,3 +112,12 @@ def test_publishing_an_iteration_twice_keeps_the_first(store: CheckpointStore):
     save(store, 1)
     assert store.iterations() == [1]
     assert not list(store.folder.glob(".writing-*"))
+
+
+@pytest.mark.parametrize(
+    ("iterations", "every", "saved"),
+    [(237, 50, [50, 100, 150, 200, 237]), (100, 50, [50, 100]), (8, 0, [8]), (3, 5, [3])],
+)
+def test_a_run_saves_on_its_grid_and_once_at_its_end(iterations: int, every: int, saved: list[int]):
+    config = CheckpointConfig(every=every)
+    assert [done for done in range(1, iterations + 1) if config.is_due(done, iterations)] == saved
