@@ -46,7 +46,7 @@ def verdict_card(report: Report) -> str:
         gain = f"up to -{100 * verdict.gain_fraction:.0f} % of the step"
         seconds = f"({verdict.gain_seconds:.2f} of {verdict.step_seconds:.2f} s)"
         head = (
-            f'<p class="who">{escape(verdict.role)}: {escape(str(verdict.cause))}</p>'
+            f'<p class="who">{escape(verdict.role)}: {escape(verdict.cause_text)}</p>'
             f'<p><span class="gain">{gain}</span> {seconds}</p>'
         )
         style = "verdict"

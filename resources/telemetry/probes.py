@@ -16,8 +16,10 @@ from resources.telemetry.rollout_gauge import quantile
 
 SLOW_CALL_RATIO = 5.0
 """A grader call longer than this many medians is a slow one."""
-SLOW_CALL_FLOOR_SECONDS = 0.02
+SLOW_CALL_FLOOR_SECONDS = 0.1
 """Below this nothing counts as slow: it is jitter of a busy machine."""
+SLOW_CALL_SHARE = 0.1
+"""Nor does a call that took less than this share of the longest one: beside that it does not matter."""
 
 
 class SystemSampler:
@@ -141,7 +143,7 @@ def _latencies(seconds: Sequence[float]) -> dict[str, Any]:
         return {"calls": 0}
     ordered = sorted(seconds)
     median = quantile(ordered, 0.5)
-    slow = max(SLOW_CALL_RATIO * median, SLOW_CALL_FLOOR_SECONDS)
+    slow = max(SLOW_CALL_RATIO * median, SLOW_CALL_FLOOR_SECONDS, SLOW_CALL_SHARE * ordered[-1])
     return {
         "calls": len(ordered),
         "p50_seconds": median,

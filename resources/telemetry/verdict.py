@@ -48,12 +48,17 @@ class Verdict:
         return change_for(self.role, self.cause, self.evidence)
 
     @property
+    def cause_text(self) -> str:
+        """The cause beside its role: of the rollout, `long tail` says enough."""
+        return str(self.cause).removeprefix(f"{self.role} ")
+
+    @property
     def line(self) -> str:
         """One line for the console."""
         if self.is_balanced:
             return f"balanced: {self.evidence_text}"
         return (
-            f"{self.role}: {self.cause}, up to -{100 * self.gain_fraction:.0f} % of the step"
+            f"{self.role}: {self.cause_text}, up to -{100 * self.gain_fraction:.0f} % of the step"
             f" ({self.gain_seconds:.2f} of {self.step_seconds:.2f} s): {self.evidence_text}"
         )
 

@@ -165,6 +165,7 @@ PLANTS: tuple[Plant, ...] = (
             "rollout.engine=vllm",
             "rollout.max_response_length=56",
             "rollout.num_gpu_blocks_override=9",
+            "data.prompts_per_iteration=384",
             "rollout.enable_prefix_caching=false",
         ),
         scripted=None,

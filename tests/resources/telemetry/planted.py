@@ -6,7 +6,7 @@
 import hashlib
 import time
 
-SLEEP_SECONDS = 1.0
+SLEEP_SECONDS = 2.0
 RARE_SLEEP_SECONDS = 4.0
 RARE_ONE_IN = 50
 
@@ -18,7 +18,7 @@ def sleeps(prompt: str, response: str, answer: str) -> float:
 
 
 def rarely_sleeps(prompt: str, response: str, answer: str) -> float:
-    """About one row in fifty, chosen by its text, takes four naps."""
+    """About one row in fifty, chosen by its text, takes two naps."""
     chosen = hashlib.sha256(f"{prompt}\n{response}".encode()).digest()
     if int.from_bytes(chosen[:4], "big") % RARE_ONE_IN == 0:
         time.sleep(RARE_SLEEP_SECONDS)

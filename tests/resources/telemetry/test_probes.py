@@ -119,3 +119,12 @@ def test_probes_only_use_documented_names():
     assert names <= set(FACTS)
     assert sampler.own_cpu_seconds > 0.0
     assert peak_memory_bytes() > 2**20
+
+
+@pytest.mark.parametrize(("longest", "slow"), [(0.05, 0), (4.0, 1)])
+def test_jitter_is_no_slow_call_alone_or_beside_a_really_slow_one(longest: float, slow: int):
+    """Calls of a millisecond, a few of 30 ms as on a busy machine, and one of `longest` seconds."""
+    latency = GraderLatency("exact", "rule")
+    for seconds in [0.001] * 40 + [0.03] * 5 + [longest]:
+        latency.add(seconds)
+    assert latency.facts()["slow_calls"] == slow
