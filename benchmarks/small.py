@@ -1,7 +1,7 @@
 """The small form of the benchmarks, for CI: fails when a ratio is more than 25 % worse than the recorded one.
 
-    python -m benchmarks.small [--json]          # compare with benchmarks/recorded.json
-    python -m benchmarks.small --record          # write what was measured there, after a change that is meant
+    python -m benchmarks.small [--json] [--only NAME ...]    # compare with benchmarks/recorded.json
+    python -m benchmarks.small --record [--only NAME ...]    # write what was measured, after a change that is meant
 
 Only ratios whose two sides run in turn in one process, or that do not depend on time at all: what else the machine does
 meets both sides. A ratio that looks worse is measured once more, and counts if it is worse again.
@@ -62,11 +62,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=list(COMMANDS), default=list(COMMANDS))
     options = parser.parse_args()
     began = time.monotonic()
-    recorded: dict[str, float] = {} if options.record else json.loads(RECORDED.read_text())
+    recorded: dict[str, float] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     measured: dict[str, dict[str, Any]] = {}
-    for name in COMMANDS:
+    for name in options.only:
         found = measure(name)
         if not options.record:
             unknown = sorted(found.keys() - recorded.keys())
@@ -78,9 +79,8 @@ def main() -> int:
                 found |= {key: again[key] for key in worse_ones(found, recorded)}
         measured |= found
     if options.record:
-        RECORDED.write_text(
-            json.dumps({name: round(line["value"], 3) for name, line in measured.items()}, indent=1) + "\n"
-        )
+        found = {**recorded, **{name: round(line["value"], 3) for name, line in measured.items()}}
+        RECORDED.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
         return 0
     worse = worse_ones(measured, recorded)
     for name, line in measured.items():
