@@ -22,7 +22,9 @@ from configs.environment import apply_defaults
 
 apply_defaults()
 
-from configs.load import check_config, dump_config, load_config  # noqa: E402 - the environment is read first
+import ray  # noqa: E402 - the environment is read first
+
+from configs.load import check_config, dump_config, load_config  # noqa: E402
 from configs.run import RunConfig  # noqa: E402
 from flows.ppo import ppo  # noqa: E402
 from resources.telemetry.profile import RunProfile, measure_profile  # noqa: E402
@@ -198,6 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not is_there:
             config = load_config("quickstart", (f"prefect.home={folder}/prefect",))
             stack.enter_context(prefect_api(config.prefect))
+            stack.callback(ray.shutdown)
+            # One cluster for all runs; the simulator counts real cores, whatever is declared here.
+            ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
         rows = measure(folder, options.iterations, options.real)
     if options.markdown:
         print(markdown(rows))
