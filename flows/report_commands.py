@@ -37,7 +37,7 @@ def report(
     from resources.telemetry.text_report import render_text
     from resources.telemetry.trace import write_trace
 
-    _require_run(run)
+    _require_folder(run)
     built = build_report(run)
     page = html or run / "report.html"
     render_html(built, page)
@@ -61,7 +61,7 @@ def whatif(
     from resources.telemetry.report import search_layout
     from resources.telemetry.text_report import render_prediction, render_search
 
-    _require_run(run)
+    _require_folder(run)
     try:
         if search is not None:
             found = search_layout(run, search, max_async_depth=max_async_depth)
@@ -139,6 +139,14 @@ def export(
     export_checkpoint(config, run, store.path_of(manifest.iteration), folder, as_adapter=adapter)
     print(f"{folder}: the policy after {manifest.iteration} iterations")
     return DONE
+
+
+def _require_folder(run: Path) -> None:
+    """A report reads no config: that of an older version may have keys that are gone."""
+    if not (run / "config.yaml").is_file():
+        raise Refused(f"{run} is no run folder: it has no config.yaml")
+    if not (run / "spans.jsonl").is_file():
+        raise Refused(f"{run} has no spans.jsonl: the run has not begun its first iteration, or measured nothing")
 
 
 def _require_run(run: Path):  # noqa: ANN202 - a RunConfig, imported inside

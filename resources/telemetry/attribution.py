@@ -18,6 +18,8 @@ from resources.telemetry.timeline import (
     role_of,
 )
 
+_LEAST_WAIT = 0.005
+_WAITS_SHOWN = 4
 WEIGHT_SYNC = "weight-sync"
 """The actor's task in which the engines take part."""
 
@@ -107,6 +109,18 @@ def attribute(
         tasks=tuple(_task_time(timeline, key) for key in timeline.tasks),
         path=tuple(critical_path(timeline)),
     )
+
+
+def waits_text(waiting: Mapping[str, float]) -> str:
+    """Whom a role waited for, the longest first; beyond four they are summed.
+
+    >>> waits_text({"actor": 0.5, "rollout": 2.0, "queue": 0.001})
+    'rollout 2.00, actor 0.50'
+    """
+    shown = sorted((item for item in waiting.items() if item[1] >= _LEAST_WAIT), key=lambda item: -item[1])
+    parts = [f"{name} {seconds:.2f}" for name, seconds in shown[:_WAITS_SHOWN]]
+    rest = sum(seconds for _, seconds in shown[_WAITS_SHOWN:])
+    return ", ".join([*parts, f"others {rest:.2f}"] if rest else parts)
 
 
 def critical_path(timeline: Timeline) -> list[Segment]:

@@ -2,6 +2,7 @@
 
 from html import escape
 
+from resources.telemetry.attribution import waits_text
 from resources.telemetry.report import Report, role_table
 from resources.telemetry.verdict import Verdict
 
@@ -12,8 +13,6 @@ ROLE_COLOURS = {
     "actor": "#d98032", "critic": "#8a5fb0", "advantage": "#b04a78", "env": "#7a6a58",
 }  # fmt: skip
 """Role -> colour, in the order in which roles are shown."""
-_LEAST_SECONDS = 0.005
-_WAITS_SHOWN = 4
 
 
 def role_rank(role: str) -> int:
@@ -81,7 +80,7 @@ def roles_card(report: Report) -> str:
         numbers = "".join(f'<td class="n">{value:.2f}</td>' for value in (*values.values(), entry["path"]))
         rows.append(
             f'<tr><td class="name">{escape(entry["role"])}</td><td><div class="bar">{bar}</div></td>{numbers}'
-            f'<td class="whom">{escape(_whom(entry["waiting"]))}</td></tr>'
+            f'<td class="whom">{escape(waits_text(entry["waiting"]))}</td></tr>'
         )
     names = "".join(f'<th class="n">{name}</th>' for name in (*PARTS, "critical"))
     key = "".join(f'<i style="background:{colour}"></i>{part}' for part, colour in PARTS.items())
@@ -90,13 +89,6 @@ def roles_card(report: Report) -> str:
         f'<p class="key">{key}</p><div class="wide"><table><tr><th>role</th><th></th>{names}<th>waits for</th></tr>'
         f"{''.join(rows)}</table></div></section>"
     )
-
-
-def _whom(waiting: dict[str, float]) -> str:
-    shown = [(name, seconds) for name, seconds in waiting.items() if seconds >= _LEAST_SECONDS]
-    rest = sum(seconds for _, seconds in shown[_WAITS_SHOWN:])
-    parts = [f"{name} {seconds:.2f}" for name, seconds in shown[:_WAITS_SHOWN]]
-    return ", ".join([*parts, f"others {rest:.2f}"] if rest else parts)
 
 
 def graders_card(report: Report) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resources.telemetry.attribution import IterationTimes, attribute
+from resources.telemetry.attribution import IterationTimes, attribute, waits_text
 from resources.telemetry.causes import DEFAULT_THRESHOLDS, Thresholds
 from resources.telemetry.spans import IterationSpan, TaskSpan
 from resources.telemetry.timeline import Timeline
@@ -40,7 +40,7 @@ class IterationView:
         lines = [f"**{self.verdict.line}**", "", f"Change: {self.verdict.change}", ""]
         lines += ["| role | busy s | transfer s | waiting s | idle s | waits for |", "|---|--:|--:|--:|--:|---|"]
         for role in self.times.roles:
-            whom = ", ".join(f"{name} {seconds:.2f}" for name, seconds in role.waiting.items() if seconds >= 0.005)
+            whom = waits_text(role.waiting)
             numbers = (role.busy, role.transfer, sum(role.waiting.values()), role.idle)
             lines.append(f"| {role.role} | {' | '.join(f'{number:.2f}' for number in numbers)} | {whom} |")
         return "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resources.telemetry.advice import bytes_text
+from resources.telemetry.attribution import waits_text
 from resources.telemetry.report import Report, role_table
 from resources.telemetry.search import SearchResult
 from resources.telemetry.whatif import Prediction
@@ -73,7 +74,6 @@ def _role_table(report: Report) -> Table:
         "role", "busy", "transfer", "waiting", "idle", "critical", "waits for", title="Seconds a step, by role"
     )
     for entry in role_table(report):
-        whom = ", ".join(f"{name} {seconds:.2f}" for name, seconds in entry["waiting"].items() if seconds >= 0.005)
         waiting = sum(entry["waiting"].values())
         table.add_row(
             entry["role"],
@@ -82,7 +82,7 @@ def _role_table(report: Report) -> Table:
             f"{waiting:.2f}",
             f"{entry['idle']:.2f}",
             f"{entry['path']:.2f}",
-            whom,
+            waits_text(entry["waiting"]),
         )
     return table
 
