@@ -292,6 +292,15 @@ def _lengths(sources: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], tup
     return (*ordered, max(longest, ordered[-1])), tuple(counts[edge] / total for edge in ordered)
 
 
+def _overlap(span: TaskSpan) -> int:
+    """Calls that were under way at once, on average: graders that sleep get more processes than are configured."""
+    exposed = max((rank.end for rank in span.ranks), default=span.ended) - min(
+        (rank.start for rank in span.ranks), default=span.started
+    )
+    wall = float(span.facts.get("hidden_seconds", 0.0)) + exposed
+    return int(sum(grader["total_seconds"] for grader in span.graders) / wall) if wall > 0 else 1
+
+
 def _grader_profile(spans: Sequence[TaskSpan]) -> GraderProfile | None:
     graders = [grader for span in spans for grader in span.graders]
     if not graders:
@@ -301,6 +310,6 @@ def _grader_profile(spans: Sequence[TaskSpan]) -> GraderProfile | None:
     return GraderProfile(
         total_seconds=sum(g["total_seconds"] for g in graders) * per_iteration,
         max_seconds=sum(longest) * per_iteration,
-        workers=max(int(g.get("workers", 1)) for g in graders),
+        workers=max([max(int(g.get("workers", 1)) for g in graders), *(_overlap(span) for span in spans)]),
         is_streamed=any(span.facts.get("hidden_seconds", 0.0) for span in spans),
     )

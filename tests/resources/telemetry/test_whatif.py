@@ -14,7 +14,7 @@ from resources.telemetry.spans import PoolRecord, RankSpan
 from resources.telemetry.study import WORKLOADS, table
 from resources.telemetry.topology import Topology, measured_topology, override_topology, with_ranks
 from resources.telemetry.whatif import predict
-from tests.resources.telemetry.scenarios import ROLES, SECONDS, UPSTREAM, iteration, run_record, write_run
+from tests.resources.telemetry.scenarios import ROLES, SECONDS, UPSTREAM, grader_facts, iteration, run_record, write_run
 
 POOLS = dict.fromkeys(sorted(set(ROLES.values())), 1)
 
@@ -292,6 +292,21 @@ def test_a_runs_spans_give_back_its_own_step(tmp_path: Path):
     prediction = whatif_from_run(tmp_path, measured_topology(measured))
     assert prediction.step_seconds == pytest.approx(measured.measured_step_seconds, rel=1e-3)
     assert any("CPU seconds" in note for note in prediction.assumptions)
+
+
+def test_graders_that_overlapped_beyond_their_processes_do_so_again(tmp_path: Path):
+    """32 calls of 1 s in 2 s, though only two processes were configured: the step is predicted as it was."""
+    facts = grader_facts([1.0] * 32, workers=2)
+    runs = [
+        iteration(n, 10.0 * n, seconds={"reward": 2.0}, facts={"reward": facts}, ranks={"rollout": gauged})
+        for n in range(3)
+    ]
+    reader = SpanReader(path=write_run(tmp_path, runs, run_record()))
+    measured = measure_profile(reader.iterations(), run_record())
+    assert measured.grader is not None
+    assert measured.grader.workers == 16
+    predicted = predict(measured, measured_topology(measured)).step_seconds
+    assert predicted == pytest.approx(measured.measured_step_seconds, rel=0.02)
 
 
 def test_a_search_over_a_run_directory_reports_alternatives(tmp_path: Path):
