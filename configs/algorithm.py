@@ -91,6 +91,8 @@ class AlgorithmConfig(Config):
     clip_ratio_high: Annotated[float, Field(gt=0.0)] | None = None
     clip_ratio_dual: Annotated[float, Field(gt=1.0)] | None = None
     """Dual clip for negative advantages; off when left out."""
+    bootstrap_truncated: bool = False
+    """A response cut at the length limit is followed by the critic's value of its last state, in place of 0."""
     value_clip: Annotated[float, Field(gt=0.0)] | None = 0.2
     """Largest move of a value in one iteration; null turns it off."""
     entropy_coef: Annotated[float, Field(ge=0.0)] = 0.0

@@ -140,6 +140,12 @@ def critic_settings_act(config: "RunConfig") -> Iterator[Problem]:
     elif warmup >= config.iterations:
         rule = f"the run has {config.iterations} iterations, so the actor would never learn"
         yield Problem(path, warmup, rule, "make it smaller than iterations")
+    if config.algorithm.bootstrap_truncated and not config.algorithm.needs_critic:
+        rule = f"algorithm {config.algorithm.name} has no critic to take the value from"
+        yield Problem("algorithm.bootstrap_truncated", True, rule, "set it to false, or use algorithm.name ppo")
+    if config.algorithm.bootstrap_truncated and config.reward.truncated_score is not None:
+        rule = "reward.truncated_score already says what a cut response is worth"
+        yield Problem("algorithm.bootstrap_truncated", True, rule, "use one of the two")
     if config.critic.from_reward_model and config.critic.model is None:
         rule = "critic.model is not set, so there is no reward model to start from"
         yield Problem("critic.from_reward_model", True, rule, "give critic.model the reward model's path")

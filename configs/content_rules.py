@@ -66,6 +66,7 @@ def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
     given = {
         "algorithm.advantage": config.algorithm.advantage,
         "algorithm.loss": config.algorithm.loss,
+        "rollout.servers.agent": config.rollout.servers.agent,
         **{f"roles.{role}.worker": where.worker for role, where in config.roles.items()},
     }
     for index, grader in enumerate(config.reward.graders):
@@ -90,9 +91,6 @@ def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
     if rollout.tools is not None and placed(config, "rollout").tensor_parallel > 1 and not rollout.servers.enabled:
         rule = "tools answer each peer of a tensor-parallel engine at another time, and peers must be told the same"
         yield Problem("rollout.tools", "given", rule, "enable rollout.servers, or set tensor_parallel to 1")
-    if rollout.servers.openai_port is not None and not rollout.servers.enabled:
-        rule = "rollout.servers.enabled is false, so nothing would listen"
-        yield Problem("rollout.servers.openai_port", rollout.servers.openai_port, rule, "enable servers")
     if rollout.tools is not None and not rollout.tools.functions and rollout.tools.environment is None:
         yield Problem(
             "rollout.tools", "given", "it names neither functions nor an environment", "name one, or remove it"
@@ -107,6 +105,29 @@ def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
     if config.data.chat_template and config.model.build is not None and config.model.tokenizer_path is None:
         rule = f"model.build is {config.model.build!r}, whose character tokenizer has no chat template"
         yield Problem("data.chat_template", True, rule, "turn it off, or give model.tokenizer_path")
+
+
+def server_settings_act(config: "RunConfig") -> Iterator[Problem]:
+    """Settings of the rollout servers are refused where nothing would read them."""
+    rollout = config.rollout
+    servers = rollout.servers
+    given = {
+        "rollout.servers.openai_port": servers.openai_port,
+        "rollout.servers.agent": servers.agent,
+        "rollout.servers.updates_while_sampling": servers.updates_while_sampling or None,
+        "rollout.stuck_response_seconds": rollout.stuck_response_seconds,
+    }
+    if not servers.enabled:
+        for path, value in given.items():
+            if value is not None:
+                yield Problem(path, value, "rollout.servers.enabled is false, so it means nothing", "enable servers")
+        return
+    if servers.agent is not None and rollout.tools is not None:
+        rule = "the agent plays whole episodes, its tools and environments included"
+        yield Problem("rollout.tools", "given", rule, "remove it, or rollout.servers.agent")
+    if servers.updates_while_sampling and not config.async_depth:
+        rule = "async_depth is 0, so nothing is sampled while weights are loaded"
+        yield Problem("rollout.servers.updates_while_sampling", True, rule, "set async_depth to 1 or more")
 
 
 def rollouts_run_ahead_in_their_own_process(config: "RunConfig") -> Iterator[Problem]:
@@ -202,6 +223,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     secrets_are_named,
     import_paths_are_whole,
     engine_settings_act,
+    server_settings_act,
     rollouts_run_ahead_in_their_own_process,
     teachers_are_routed,
     local_cluster_settings_act,

@@ -87,7 +87,7 @@ def uses_accelerator(config: "RunConfig", role: RoleName) -> bool:
     if where.fraction is not None:
         return True
     if role == "reward":
-        return any(grader.kind == "model" for grader in config.reward.graders)
+        return any(grader.kind == "model" or grader.serves_judge for grader in config.reward.graders)
     return role not in ("env", "advantage")
 
 

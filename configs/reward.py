@@ -9,10 +9,17 @@ from configs.model import ModelConfig
 
 
 class JudgeConfig(Config):
-    """A generative judge behind an OpenAI-compatible endpoint."""
+    """A generative judge behind an OpenAI-compatible endpoint: anybody's, or a model that the run serves itself."""
 
-    base_url: str
-    model: str
+    base_url: str | None = None
+    model: str = "judge"
+    """Name of the model at `base_url`."""
+    serve: ModelConfig | None = None
+    """In place of `base_url`: a model served beside each reward worker, on the reward pool."""
+    engine: Literal["vllm", "huggingface"] = "vllm"
+    """Of a served model; its other settings are those of `rollout`."""
+    max_model_length: Count = 2048
+    """Of a served model: prompt and verdict."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; keys never stand in a config."""
     api_key_block: str | None = None
@@ -23,6 +30,12 @@ class JudgeConfig(Config):
     tokens_per_minute: Count | None = None
     max_retries: Annotated[int, Field(ge=0)] = 4
     max_tokens: Count = 8
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> "JudgeConfig":
+        if (self.base_url is None) == (self.serve is None):
+            raise ValueError(f"base_url is {self.base_url!r} and serve is {self.serve}; give exactly one of them")
+        return self
 
 
 class GraderConfig(Config):
@@ -47,6 +60,11 @@ class GraderConfig(Config):
     try again up to `retries`, or end the run (resumable)."""
     retries: Annotated[int, Field(ge=0)] = 2
     sandbox: Literal["bubblewrap", "unsafe"] = "bubblewrap"
+
+    @property
+    def serves_judge(self) -> bool:
+        """Whether the run serves this grader's judge itself."""
+        return self.kind == "judge" and self.judge is not None and self.judge.serve is not None
 
     @model_validator(mode="after")
     def _kind_has_its_part(self) -> "GraderConfig":

@@ -53,10 +53,24 @@ class ServersConfig(Config):
     """Engine replicas that take single requests (continuous batching) in place of one batch call."""
 
     enabled: bool = False
-    openai_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Serve an OpenAI-compatible endpoint on loopback; 0 picks a free port."""
+    openai_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Loopback port of an OpenAI-compatible endpoint, on the node of the rollout pool's first bundle. With `agent` a
+    free one when left out, and no endpoint without."""
+    agent: str | None = None
+    """Import path `module:function` of a program that plays an episode through any OpenAI client: called with
+    `base_url`, `prompt`, `answer`, `source`, `index` and `extra` as far as it asks for them. A number it returns is the
+    score that grader `environment_score` reads."""
+    agent_processes: Count = 2
+    """Processes of the agent that compute at a time; those that wait for the policy are more."""
+    agent_seconds: Seconds = 300.0
+    """Of one episode; one that takes longer is left out and counted."""
     request_deadline_seconds: Seconds = 120.0
+    """Of one request; a row that has no answer by then takes its group out of the update, which is counted."""
     max_redispatches: Annotated[int, Field(ge=0)] = 2
+    """Times a request is sent to another replica because one was lost or stuck."""
+    updates_while_sampling: bool = False
+    """With `async_depth`: new weights are loaded while rollouts ahead still sample; those pause, and go on from the
+    tokens they have. Each token keeps the version and log-prob it was sampled with."""
 
 
 class RolloutConfig(Config):

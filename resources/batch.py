@@ -57,6 +57,7 @@ COLUMNS: dict[str, Column] = {
     "baseline_scores": Column(dtype=torch.float32, kind="row", meaning="score of the greedy response to the prompt"),
     "token_rewards": Column(dtype=torch.float32, kind="token", meaning="scores placed on tokens, KL penalty included"),
     "values": Column(dtype=torch.float32, kind="token", meaning="critic's value of the prefix before the token"),
+    "bootstrap_values": Column(dtype=torch.float32, kind="row", meaning="critic's value of the whole row's state"),
     "advantages": Column(dtype=torch.float32, kind="token", meaning="how much better than expected"),
     "returns": Column(dtype=torch.float32, kind="token", meaning="targets of the critic"),
 }

@@ -29,14 +29,18 @@ WORKERS: dict[str, str] = {
     "env": "resources.workers.env:EnvWorker",
     "advantage": "resources.workers.compute:ComputeWorker",
     "reward_model": "resources.workers.reward_model:RewardModelWorker",
+    "judge": "resources.workers.judge:JudgeWorker",
     "demonstrations": "resources.workers.demonstrations:DemonstrationWorker",
     "preferences": "resources.workers.preferences:PreferenceWorker",
     "reward_trainer": "resources.workers.reward_trainer:RewardTrainerWorker",
 }
 """Role -> the class that plays it unless the config names another."""
 
-STATEFUL = ("actor", "critic")
-"""Roles whose state is saved, restored and compared bit by bit."""
+
+def stateful_duties(config: RunConfig) -> tuple[str, ...]:
+    """Roles whose state is saved, restored and compared bit by bit; the reference where it changes."""
+    refreshed = ("reference",) if config.algorithm.kl.refresh_every is not None else ()
+    return ("actor", "critic", *refreshed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,19 @@ def _reward_model(cast: Casting, group: ProcessGroup, duty: str) -> dict[str, An
     }
 
 
+def _judge(cast: Casting, group: ProcessGroup, duty: str) -> dict[str, Any]:
+    """Of `judge.NAME`: the model that grader NAME serves."""
+    name = duty.partition(".")[2]
+    judge = next(grader.judge for grader in cast.config.reward.graders if grader.name == name)
+    if judge is None or judge.serve is None:
+        raise ValueError(f"grader {name!r} serves no judge")
+    rollout = cast.config.rollout.model_copy(
+        update={"engine": judge.engine, "scripted": None, "tools": None, "num_gpu_blocks_override": None}
+    )
+    kwargs = {"max_model_length": judge.max_model_length, "threads": group.threads}
+    return {"args": (name, judge.serve, rollout, cast.config.seed), "kwargs": kwargs}
+
+
 def tokenizer_folder(cast: Casting) -> str:
     """A folder with the policy's tokenizer; one is made for a model that is built or unpacked here."""
     model = cast.model
@@ -145,6 +162,12 @@ ARGUMENTS: dict[str, Arguments] = {
 }
 """Role -> constructor arguments of its workers."""
 
+OF_GRADERS: dict[str, Callable[[Casting, ProcessGroup, str], dict[str, Any]]] = {
+    "reward_model": _reward_model,
+    "judge": _judge,
+}
+"""Models of graders, which sit in the processes of the reward workers."""
+
 NEEDS_NO_RENDEZVOUS = ("reward", "advantage", "env")
 
 
@@ -156,9 +179,10 @@ def duties_of(group: ProcessGroup) -> list[str]:
 
 
 def all_duties(config: RunConfig, group: ProcessGroup) -> list[str]:
-    """`duties_of`, and the reward models of graders: they sit in the processes of the reward workers."""
+    """`duties_of`, and the models of graders: they sit in the processes of the reward workers."""
     models = [f"reward_model.{grader.name}" for grader in config.reward.graders if grader.kind == "model"]
-    return [*duties_of(group), *(models if "reward" in group.roles else [])]
+    judges = [f"judge.{grader.name}" for grader in config.reward.graders if grader.serves_judge]
+    return [*duties_of(group), *([*models, *judges] if "reward" in group.roles else [])]
 
 
 def cast_groups(cluster: Cluster, casting: Casting) -> dict[str, WorkerGroup]:
@@ -204,8 +228,8 @@ def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: b
     placed = casting.config.roles.get(role)
     pool = casting.config.pools[group.pool]
     mesh = Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel) if placed is not None else Mesh()
-    own = placed.worker if placed is not None and kind != "reward_model" else None
-    arguments = _reward_model(casting, group, duty) if kind == "reward_model" else ARGUMENTS[kind](casting, group)
+    own = placed.worker if placed is not None and kind not in OF_GRADERS else None
+    arguments = OF_GRADERS[kind](casting, group, duty) if kind in OF_GRADERS else ARGUMENTS[kind](casting, group)
     return WorkerSpec(
         role=duty,
         worker=own or WORKERS[kind],

@@ -48,6 +48,8 @@ class PoolFunction:
     options: Mapping[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     """Imported beforehand, beside the function's own."""
+    keywords: tuple[str, ...] = ()
+    """What calls give it beyond a grader's arguments."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +95,11 @@ class GraderPool:
     def size(self) -> int:
         """Processes there are, those being started included."""
         return len(self._idle) + len(self._busy) + self._starting
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether calls wait for a process."""
+        return bool(self._waiting)
 
     @property
     def pids(self) -> list[int]:

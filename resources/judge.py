@@ -20,6 +20,9 @@ from resources.grader_calls import arguments_of, group_arguments
 from resources.graders import Cause, Grader, GraderFailedError, Outcome, Sample, Secret, check_scores
 from resources.rate_limits import RateLimit
 
+SERVED_HERE: dict[str, str] = {}
+"""Name of a grader -> where the judge of this very process listens; see resources/workers/judge.py."""
+
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?")
 _CHARACTERS_PER_TOKEN = 3.0
 """To estimate a request's tokens before it is sent; low, so that the limit is kept."""
@@ -32,6 +35,7 @@ class JudgeSettings:
     """A judge: where it is, what it is asked, and its limits for all reward workers together."""
 
     base_url: str
+    """Empty for a judge that the run serves itself: it listens in the process of each reward worker."""
     model: str
     prompt: str
     """With {prompt}, {answer} and {response} to be filled in."""
@@ -80,7 +84,9 @@ class HttpBackend:
         self._turn = asyncio.Semaphore(self._slots)
         headers = {} if key is None else {"Authorization": f"Bearer {key.reveal()}"}
         limits = httpx.Limits(max_connections=self._slots, max_keepalive_connections=self._slots)
-        self._client = httpx.AsyncClient(headers=headers, limits=limits, trust_env=not is_loopback(url), timeout=None)
+        self._client = httpx.AsyncClient(
+            headers=headers, limits=limits, trust_env=bool(url) and not is_loopback(url), timeout=None
+        )
 
     @property
     def workers(self) -> int:
@@ -167,7 +173,8 @@ class JudgeBackend(HttpBackend):
 
     def __init__(self, settings: JudgeSettings, world_size: int = 1) -> None:
         """Limits are divided over `world_size` reward workers."""
-        super().__init__(settings, settings.base_url.rstrip("/") + "/chat/completions", world_size, settings.key)
+        # Each reward worker has a served judge of its own, so there is nothing to share.
+        super().__init__(settings, settings.base_url, world_size if settings.base_url else 1, settings.key)
         self._settings = settings
         self._requests = RateLimit(_share(settings.requests_per_minute, world_size))
         self._tokens = RateLimit(_share(settings.tokens_per_minute, world_size))
@@ -183,6 +190,9 @@ class JudgeBackend(HttpBackend):
             "max_tokens": self._settings.max_tokens,
             "temperature": 0.0,
         }
+        if not self._settings.base_url and grader.name not in SERVED_HERE:
+            raise GraderFailedError("error", f"no judge of grader {grader.name!r} listens in this process")
+        self._url = (self._settings.base_url or SERVED_HERE[grader.name]).rstrip("/") + "/chat/completions"
         return await self._retried(grader, body, samples)
 
     async def _admit(self, body: Mapping[str, Any]) -> None:

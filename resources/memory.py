@@ -223,4 +223,6 @@ def models_of(config: RunConfig) -> dict[str, ModelConfig]:
     for index, grader in enumerate(config.reward.graders):
         if grader.model is not None:
             models[f"reward.graders.{index}.model"] = grader.model
+        if grader.judge is not None and grader.judge.serve is not None:
+            models[f"reward.graders.{index}.judge.serve"] = grader.judge.serve
     return models

@@ -1,8 +1,10 @@
 """An OpenAI-compatible endpoint on loopback over the rollout servers: agent frameworks are trained without a change.
 
+    endpoint.open("episode-7", Terms(seed=7, sampling=sampling, max_tokens=64))
     client = OpenAI(base_url=endpoint.url_of("episode-7"), api_key="unused")
 
-Every call is sampled by the newest weights, with log-probs, and kept in the log of its episode. Chat completions,
+Every call is sampled by the newest weights, with log-probs, and kept in the log of its episode until `close_episode`.
+At `/v1`, without an episode, anybody on this machine may talk to the policy; that is kept nowhere. Chat completions,
 completions and models are there; streaming is not.
 """
 
@@ -12,7 +14,9 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -23,7 +27,7 @@ from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
 from resources.engines.base import FinishReason, GenerationRequest, Sampling
-from resources.openai_episodes import EpisodeLog
+from resources.openai_episodes import Branch, EpisodeLog, Opening
 from resources.rollout_servers import Completion, RequestLostError, RolloutServers
 from resources.seeding import stream_seed
 from resources.tools.calls import find_calls
@@ -35,8 +39,22 @@ _REFUSED = ("stop", "logit_bias", "frequency_penalty", "presence_penalty", "best
 """What would change the distribution, or the text, behind the log-probs that are trained."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What an episode may use."""
+
+    seed: int
+    sampling: Sampling
+    max_tokens: int
+    """Of the whole episode after its first prompt, what the client adds included."""
+
+
 class BadRequest(ValueError):  # noqa: N818 - HTTP's own name for it
     """A request that is answered with status 400 and this text."""
+
+
+class EndpointError(RuntimeError):
+    """The endpoint cannot listen."""
 
 
 class OpenAiEndpoint:
@@ -46,19 +64,25 @@ class OpenAiEndpoint:
         self,
         servers: RolloutServers,
         tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
+        terms: Terms,
         *,
         max_model_length: int,
-        max_tokens: int,
-        seed: int,
         port: int = 0,
     ) -> None:
-        """`sampling`: the run's distribution; a client may not choose another. `port` 0 picks a free one."""
+        """`terms`: of requests outside any episode. `port` 0 picks a free one. Raises EndpointError for a taken one."""
         self.log = EpisodeLog(tokenizer)
-        self._servers, self._tokenizer, self._sampling = servers, tokenizer, sampling
-        self._max_model_length, self._max_tokens, self._seed = max_model_length, max_tokens, seed
+        self._servers, self._tokenizer, self._visitor = servers, tokenizer, terms
+        self._max_model_length = max_model_length
+        self._open: dict[str, Terms] = {}
+        self._asked: Counter[str] = Counter()
+        """Episode -> its requests so far: each has noise of its own."""
         self._numbers = itertools.count(1)
-        self._socket = socket.create_server(("127.0.0.1", port))
+        try:
+            self._socket = socket.create_server(("127.0.0.1", port))
+        except OSError as error:
+            raise EndpointError(
+                f"rollout.servers.openai_port is {port}, where nothing more can listen ({error.strerror}); name another"
+            ) from error
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(self._app(), log_level="critical", access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
@@ -67,12 +91,22 @@ class OpenAiEndpoint:
         end = time.monotonic() + START_SECONDS
         while not self._server.started:
             if time.monotonic() > end:
-                raise RuntimeError(f"the OpenAI endpoint on port {self.port} did not start within {START_SECONDS:g} s")
+                raise EndpointError(f"the OpenAI endpoint on port {self.port} did not start within {START_SECONDS:g} s")
             time.sleep(0.01)
 
     def url_of(self, episode: str) -> str:
         """The `base_url` of an episode's client."""
         return f"http://127.0.0.1:{self.port}/episodes/{episode}/v1"
+
+    def open(self, episode: str, terms: Terms) -> None:
+        """Let clients play `episode`; its key stands in the address."""
+        self._open[episode] = terms
+
+    def close_episode(self, episode: str) -> list[Branch]:
+        """What was sampled; a client that calls later is refused."""
+        self._open.pop(episode, None)
+        self._asked.pop(episode, None)
+        return self.log.take(episode)
 
     def close(self) -> None:
         """Stop listening."""
@@ -84,14 +118,14 @@ class OpenAiEndpoint:
         asyncio.run(self._server.serve(sockets=[self._socket]))
 
     def _app(self) -> Starlette:
-        base = "/episodes/{episode}/v1"
-        return Starlette(
-            routes=[
+        routes: list[Route] = []
+        for base in ("/v1", "/episodes/{episode}/v1"):
+            routes += [
                 Route(f"{base}/chat/completions", self._answering(self._chat), methods=["POST"]),
                 Route(f"{base}/completions", self._answering(self._complete), methods=["POST"]),
                 Route(f"{base}/models", self._models),
             ]
-        )
+        return Starlette(routes=routes)
 
     async def _models(self, request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "callsheet"}]})
@@ -104,8 +138,11 @@ class OpenAiEndpoint:
                 body = json.loads(await request.body())
                 if not isinstance(body, dict):
                     raise BadRequest("the body is no JSON object")
+                episode = str(request.path_params.get("episode", ""))
+                if episode and episode not in self._open:
+                    return _error(404, f"episode {episode!r} is not open: it has ended, or its address is wrong")
                 self._check(body)
-                return JSONResponse(await answer(str(request.path_params["episode"]), body))
+                return JSONResponse(await answer(episode, body))
             except RequestLostError as error:
                 return _error(503, str(error))
             except ValueError as error:  # JSON, BadRequest, or a request that no engine can answer
@@ -119,18 +156,20 @@ class OpenAiEndpoint:
             named = used or (["stream"] if body.get("stream") else ["n"])
             raise BadRequest(f"{named[0]} is not served: what is sampled here is trained; leave it out")
         temperature = body.get("temperature")
-        if temperature is not None and temperature != self._sampling.temperature:
+        sampling = self._visitor.sampling
+        sampled_at = 0.0 if sampling.greedy else sampling.temperature
+        if temperature is not None and temperature != sampled_at:
             raise BadRequest(
-                f"temperature is {temperature} and the run samples at {self._sampling.temperature}; log-probs are of "
-                "that distribution, so leave it out"
+                f"temperature is {temperature} and the run samples at {sampled_at}; log-probs are of that "
+                "distribution, so leave it out"
             )
 
     async def _chat(self, episode: str, body: Mapping[str, Any]) -> Json:
         messages, tools = body.get("messages"), body.get("tools")
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages is empty; give at least one")
-        branch, ids = self.log.begin(episode, messages, tools)
-        answer = await self._sample(episode, ids, body)
+        opening = self.log.begin(episode, messages, tools)
+        answer = await self._sample(opening, body)
         text = str(self._tokenizer.decode(list(answer.token_ids), skip_special_tokens=True))
         message: Json = {"role": "assistant", "content": text}
         calls = find_calls(text, "json", {}) if tools else []
@@ -144,40 +183,47 @@ class OpenAiEndpoint:
                 }
                 for call in calls
             ]
-        self.log.finish(branch, answer, message)
+        self._keep(opening, answer, message)
         reason = "tool_calls" if "tool_calls" in message else _REASONS[answer.finish_reason]
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": self._log_probs(answer)}
-        return self._body("chat.completion", choice, len(ids), answer)
+        return self._body("chat.completion", choice, len(opening.ids), answer)
 
     async def _complete(self, episode: str, body: Mapping[str, Any]) -> Json:
         prompt = body.get("prompt")
-        if isinstance(prompt, str):
-            prompt = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
+        is_ids = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+        if not prompt or not (is_ids or isinstance(prompt, str)):
             raise BadRequest("prompt is one text or one list of token ids")
-        branch = self.log.begin_text(episode, prompt)
-        answer = await self._sample(episode, prompt, body)
-        self.log.finish(branch, answer, None)
+        opening = self.log.begin_text(episode, prompt)
+        answer = await self._sample(opening, body)
+        self._keep(opening, answer, None)
         text = str(self._tokenizer.decode(list(answer.token_ids), skip_special_tokens=True))
         choice = {"index": 0, "text": text, "finish_reason": _REASONS[answer.finish_reason], "logprobs": None}
-        return self._body("text_completion", choice, len(prompt), answer)
+        return self._body("text_completion", choice, len(opening.ids), answer)
 
-    async def _sample(self, episode: str, ids: list[int], body: Mapping[str, Any]) -> Completion:
-        left = self._max_model_length - len(ids)
+    async def _sample(self, opening: Opening, body: Mapping[str, Any]) -> Completion:
+        terms = self._open.get(opening.episode, self._visitor)
+        ids = opening.ids
+        left = min(self._max_model_length - len(ids), terms.max_tokens - opening.response_length)
         if left < 1:
             raise BadRequest(
-                f"the conversation has {len(ids)} tokens and the context holds {self._max_model_length}; nothing is "
-                "left for an answer"
+                f"the conversation has {len(ids)} tokens, the context holds {self._max_model_length} and the episode "
+                f"may add {terms.max_tokens} to its first prompt; nothing is left for an answer"
             )
-        asked = body.get("max_completion_tokens") or body.get("max_tokens") or self._max_tokens
-        number = next(self._numbers)
+        asked = body.get("max_completion_tokens") or body.get("max_tokens") or left
+        self._asked[opening.episode] += 1
+        number = self._asked[opening.episode]
         request = GenerationRequest(
-            row_id=number,
-            prompt_ids=tuple(ids),
-            seed=stream_seed(self._seed, f"episode {episode} {len(ids)}", int(body.get("seed") or 0)),
+            row_id=next(self._numbers),
+            prompt_ids=ids,
+            seed=stream_seed(terms.seed, f"request {number}", int(body.get("seed") or 0)),
             max_tokens=max(1, min(int(asked), left)),
         )
-        return await asyncio.wrap_future(self._servers.submit(request, self._sampling))
+        return await asyncio.wrap_future(self._servers.submit(request, terms.sampling))
+
+    def _keep(self, opening: Opening, answer: Completion, message: Json | None) -> None:
+        """An episode that was closed while this was sampled keeps nothing more."""
+        if opening.episode in self._open:
+            self.log.finish(opening, answer, message)
 
     def _log_probs(self, answer: Completion) -> Json:
         pieces = [str(self._tokenizer.decode([token])) for token in answer.token_ids]

@@ -5,7 +5,6 @@ are taken as they are, and only what came after is encoded; so what is trained i
 was edited, or forked, begins a branch of its own.
 """
 
-import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from resources.engines.base import FinishReason, GenerationOutput
-from resources.rollout_rows import RolloutRow, shard_of, token_versions_of
+from resources.rollout_rows import RolloutRow, oldest_versions, shard_of, token_versions_of
 from resources.rollout_servers import Completion
 
 Message = dict[str, Any]
@@ -43,53 +42,72 @@ class Branch:
         self.versions += [-1] * len(ids) if sampled is None else sampled.versions
 
 
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a request is to be sampled from: a branch's own ids, and what the client wrote behind them."""
+
+    episode: str
+    branch: Branch | None
+    """None begins a branch."""
+    known: int
+    """Ids of the branch when the request came."""
+    ids: tuple[int, ...]
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def response_length(self) -> int:
+        """Tokens behind the branch's prompt, those of the request included."""
+        return 0 if self.branch is None else len(self.ids) - self.branch.prompt_length
+
+
 class EpisodeLog:
-    """The branches of every episode, by the episode's key in the address."""
+    """The branches of every episode, by the episode's key in the address. A request that fails leaves nothing here."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._branches: dict[str, list[Branch]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, episode: str, messages: Sequence[Message], tools: Any = None) -> tuple[Branch, list[int]]:
-        """The branch that `messages` go on from, and the prompt's ids: the branch's own, then what is new."""
-        plain = [_plain(message) for message in messages]
+    def begin(self, episode: str, messages: Sequence[Message], tools: Any = None) -> Opening:
+        """Find the branch that `messages` go on from; only what is new is encoded."""
+        plain = tuple(_plain(message) for message in messages)
         with self._lock:
-            branches = self._branches.setdefault(episode, [])
-            for branch in branches:
+            for branch in self._branches.get(episode, []):
                 size = len(branch.messages)
-                if size and plain[:size] == branch.messages and len(plain) > size:
-                    branch.append(self._encode(self._behind(branch, plain, tools)))
-                    branch.messages = plain
-                    return branch, list(branch.ids)
-            branch = Branch(messages=plain)
-            branch.append(self._encode(self._render(plain, tools)))
-            branch.prompt_length = len(branch.ids)
-            branches.append(branch)
-            return branch, list(branch.ids)
+                if size and list(plain[:size]) == branch.messages and len(plain) > size:
+                    ids = (*branch.ids, *self._encode(self._behind(branch, plain, tools)))
+                    return Opening(episode=episode, branch=branch, known=len(branch.ids), ids=ids, messages=plain)
+        ids = tuple(self._encode(self._render(plain, tools), is_start=True))
+        return Opening(episode=episode, branch=None, known=0, ids=ids, messages=plain)
 
-    def begin_text(self, episode: str, prompt: Sequence[int]) -> Branch:
-        """A completion of a prompt in ids: it goes on from a branch whose ids it begins with."""
+    def begin_text(self, episode: str, prompt: str | Sequence[int]) -> Opening:
+        """A completion: of a text, or of ids, which go on from a branch whose ids they begin with."""
+        ids = tuple(self._encode(prompt, is_start=True)) if isinstance(prompt, str) else tuple(prompt)
         with self._lock:
-            branches = self._branches.setdefault(episode, [])
-            for branch in branches:
-                if len(prompt) > len(branch.ids) and list(prompt[: len(branch.ids)]) == branch.ids:
-                    branch.append(prompt[len(branch.ids) :])
-                    return branch
-            branch = Branch()
-            branch.append(prompt)
-            branch.prompt_length = len(prompt)
-            branches.append(branch)
-            return branch
+            for branch in self._branches.get(episode, []):
+                known = len(branch.ids)
+                if len(ids) > known and list(ids[:known]) == branch.ids:
+                    return Opening(episode=episode, branch=branch, known=known, ids=ids)
+        return Opening(episode=episode, branch=None, known=0, ids=ids)
 
-    def finish(self, branch: Branch, answer: Completion, message: Message | None) -> None:
-        """Keep what was sampled, and the message the client will send back."""
+    def finish(self, opening: Opening, answer: Completion, message: Message | None) -> None:
+        """Keep what was sampled, and the message the client will send back.
+
+        Where another request went on from the same ids meanwhile, this one becomes a branch whose prompt they are: no
+        token is trained twice.
+        """
         with self._lock:
+            branch = opening.branch
+            if branch is None or len(branch.ids) != opening.known:
+                branch = Branch(prompt_length=len(opening.ids))
+                branch.append(opening.ids)
+                self._branches.setdefault(opening.episode, []).append(branch)
+            else:
+                branch.append(opening.ids[opening.known :])
             branch.append(answer.token_ids, sampled=answer)
             branch.reason = answer.finish_reason
             branch.num_calls += 1
-            if message is not None:
-                branch.messages.append(_plain(message))
+            branch.messages = [*opening.messages, *(() if message is None else (_plain(message),))]
 
     def take(self, episode: str) -> list[Branch]:
         """The branches of an episode, which are forgotten here."""
@@ -114,8 +132,10 @@ class EpisodeLog:
         end = str(self._tokenizer.eos_token)
         return tail.removeprefix(end) if branch.ids[-1] == self._tokenizer.eos_token_id else tail
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+    def _encode(self, text: str, *, is_start: bool = False) -> list[int]:
+        """As prompts are encoded: a chat template writes the special tokens itself, a plain start needs the model's."""
+        adds = is_start and self._tokenizer.chat_template is None
+        return list(self._tokenizer(text, add_special_tokens=adds)["input_ids"])
 
 
 def _plain(message: Message) -> Message:
@@ -125,29 +145,55 @@ def _plain(message: Message) -> Message:
     return {**kept, "tool_calls": [{"type": "function", "function": call} for call in calls]} if calls else kept
 
 
-def rows_of_episode(
-    row: RolloutRow, branches: Sequence[Branch], first_row_id: int
-) -> tuple[list[RolloutRow], TensorDict]:
-    """Every branch as a row of the batch; siblings share the group. The prompt of a row is what its client sent first.
+BRANCH_STRIDE = 2**40
+"""Between the row ids of an episode's branches; far above any row id of a run."""
 
-    `token_versions` is among the columns.
-    """
-    rows: list[RolloutRow] = []
-    outputs: list[GenerationOutput] = []
-    for branch, row_id in zip(branches, itertools.count(first_row_id), strict=False):
-        prompt = replace(row.prompt, ids=tuple(branch.ids[: branch.prompt_length]))
-        rows.append(RolloutRow(row_id=row_id, prompt=prompt, group_size=row.group_size))
-        outputs.append(
-            GenerationOutput(
-                row_id=row_id,
-                token_ids=tuple(branch.ids[branch.prompt_length :]),
-                log_probs=tuple(branch.log_probs[branch.prompt_length :]),
-                finish_reason=branch.reason,
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRows:
+    """Branches as rows of a batch, each with its output, mask and versions of the tokens after the prompt."""
+
+    rows: list[RolloutRow] = field(default_factory=list)
+    outputs: list[GenerationOutput] = field(default_factory=list)
+    masks: list[list[bool]] = field(default_factory=list)
+    versions: list[list[int]] = field(default_factory=list)
+    records: list[bytes] = field(default_factory=list)
+
+    def add(
+        self, row: RolloutRow, branches: Sequence[Branch], record: bytes | None = None, seconds: float = 0.0
+    ) -> None:
+        """Every branch becomes a row of the episode's group. The prompt of a row is what its client sent first."""
+        for place, branch in enumerate(branches):
+            start, row_id = branch.prompt_length, row.row_id + place * BRANCH_STRIDE
+            prompt = replace(row.prompt, ids=tuple(branch.ids[:start]))
+            self.rows.append(RolloutRow(row_id=row_id, prompt=prompt, group_size=row.group_size))
+            self.outputs.append(
+                GenerationOutput(
+                    row_id=row_id,
+                    token_ids=tuple(branch.ids[start:]),
+                    log_probs=tuple(branch.log_probs[start:]),
+                    finish_reason=branch.reason,
+                    finish_seconds=seconds,
+                )
             )
-        )
-    masks = [branch.mask[branch.prompt_length :] for branch in branches]
-    versions = [branch.versions[branch.prompt_length :] for branch in branches]
-    oldest = min((version for own in versions for version in own if version >= 0), default=0)
-    shard = shard_of(rows, outputs, oldest, masks=masks)
-    shard["token_versions"] = token_versions_of(rows, versions)
-    return rows, shard
+            self.masks.append(branch.mask[start:])
+            self.versions.append(branch.versions[start:])
+            self.records.append(row.prompt.record() if record is None else record)
+
+    def shard(self) -> TensorDict:
+        """The columns of a rollout, `token_versions` among them."""
+        shard = shard_of(self.rows, self.outputs, 0, masks=self.masks, row_records=self.records)
+        shard["token_versions"] = token_versions_of(self.rows, self.versions)
+        shard["policy_versions"] = oldest_versions(self.versions, 0)
+        return shard
+
+    def sampled(self) -> list[GenerationOutput]:
+        """The policy's own tokens alone: what graders read and metrics count."""
+        return [
+            replace(
+                output,
+                token_ids=tuple(token for token, own in zip(output.token_ids, mask, strict=True) if own),
+                log_probs=tuple(value for value, own in zip(output.log_probs, mask, strict=True) if own),
+            )
+            for output, mask in zip(self.outputs, self.masks, strict=True)
+        ]

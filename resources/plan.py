@@ -11,6 +11,7 @@ from configs.layout import process_groups
 from configs.model import ModelShape
 from configs.run import RunConfig
 from resources.batch_algebra import BatchAlgebra, batch_algebra
+from resources.local_cluster import local_cpus, shared_cores_note
 from resources.memory import (
     ACCELERATOR_GIB,
     RoleMemory,
@@ -109,10 +110,7 @@ def gib(amount: int) -> str:
 
 def local_nodes(config: RunConfig) -> tuple[NodeResources, ...]:
     """This machine, with the logical CPUs that a local cluster would be started with: what the pools ask, at least."""
-    asked = sum(pool.cpus_per_bundle * pool.size for pool in config.pools.values())
-    machine = this_machine(num_gpus=config.ray.num_gpus)
-    num_cpus = config.ray.num_cpus or max(int(machine.total["CPU"]), -int(-asked // 1))
-    return (this_machine(num_cpus=num_cpus, num_gpus=config.ray.num_gpus),)
+    return (this_machine(num_cpus=local_cpus(config), num_gpus=config.ray.num_gpus),)
 
 
 def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
@@ -126,7 +124,12 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     memory = memory_of_duties(config, shapes)
     algebra = batch_algebra(config)
     bundles = tuple(_bundle_memory(config, placement, memory))
-    remarks = [*algebra.remarks, *_memory_remarks(config, shapes["model"], bundles, algebra)]
+    note = shared_cores_note(config) if any(node.node_id == "this-machine" for node in nodes) else None
+    remarks = [
+        *([] if note is None else [note]),
+        *algebra.remarks,
+        *_memory_remarks(config, shapes["model"], bundles, algebra),
+    ]
     return Plan(
         config=config,
         placement=placement,

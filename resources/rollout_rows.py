@@ -145,6 +145,16 @@ def token_versions_of(rows: Sequence[RolloutRow], versions: Sequence[Sequence[in
     )
 
 
+def oldest_versions(versions: Sequence[Sequence[int]], default: int) -> Tensor:
+    """The column `policy_versions` where tokens of one row may differ: the oldest that sampled any of them.
+
+    >>> oldest_versions([[4, -1, 3], []], 5).tolist()
+    [3, 5]
+    """
+    oldest = [min((version for version in own if version >= 0), default=default) for own in versions]
+    return torch.tensor(oldest, dtype=torch.int64)
+
+
 def rollout_metrics(rows: Sequence[RolloutRow], outputs: Sequence[GenerationOutput]) -> Metrics:
     """Sums and counts, over the responses as they are trained on."""
     count = float(len(rows))

@@ -33,6 +33,7 @@ class ServedEngine:
         """Row id -> version of each token sampled for it, of all its turns; `forget` empties it."""
         self.lost: dict[int, str] = {}
         """Row id -> why no replica could answer it; such a row ends with ABORT and no token."""
+        self._redispatches = 0
         self._open: dict[int, Future[Completion]] = {}
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -104,6 +105,15 @@ class ServedEngine:
             finish_reason=answer.finish_reason,
             finish_seconds=answer.seconds,
         )
+
+    def versions_of(self, row_id: int) -> list[int]:
+        """The version of each token sampled for a row; none for one that was lost."""
+        return self.token_versions.get(row_id, [])
+
+    def new_redispatches(self) -> int:
+        """Requests sent to another replica since the last call."""
+        before, self._redispatches = self._redispatches, self.servers.redispatches
+        return self._redispatches - before
 
     def forget(self) -> None:
         """Empty what is kept of finished rows."""

@@ -5,17 +5,23 @@ host of the rollout pool. Other processes only send weights, and never start the
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from configs.run import RunConfig
+from resources.engines.base import Sampling
 from resources.local_group import LocalGroup
 from resources.replicas import GroupReplica
 from resources.rollout_servers import RolloutServers
+from resources.seeding import stream_seed
 from resources.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from resources.client_episodes import ClientEpisodes
+    from resources.openai_endpoint import OpenAiEndpoint
 
 FRONT = ("sample", "evaluate", "describe_prompts", "resume_position")
 """Methods that the front answers: those that read prompts."""
@@ -33,7 +39,11 @@ class ServedGroup:
         self._groups: Sequence[WorkerGroup] = [groups[name] for name in sorted(groups, key=_number)]
         self._front: LocalGroup | None = None
         self._servers: RolloutServers | None = None
+        self._endpoint: OpenAiEndpoint | None = None
+        self._clients: ClientEpisodes | None = None
         self._lock = threading.Lock()
+        self._in_turn = threading.Lock()
+        """One call at a time, as in a worker's process; its requests are what goes on side by side."""
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="rollout-front")
 
     @property
@@ -80,11 +90,13 @@ class ServedGroup:
     def _ask_front(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         front = self._front_worker()
         worker: Any = front.workers[0]
-        versions = {version for group in self._groups for version in group.call("engine_version")}
-        if len(versions) != 1:
-            raise RuntimeError(f"the engines hold policy versions {sorted(versions)}; sync the weights first")
-        worker.engine.policy_version = versions.pop()
-        call = front.submit(method, *args, **kwargs)
+        with self._in_turn:
+            versions = {version for group in self._groups for version in group.call("engine_version")}
+            # While an update goes on they differ, and what is asked now is sampled after it.
+            if len(versions) != 1 and not self._config.rollout.servers.updates_while_sampling:
+                raise RuntimeError(f"the engines hold policy versions {sorted(versions)}; sync the weights first")
+            worker.engine.policy_version = min(versions)
+            call = front.submit(method, *args, **kwargs)
         return call.result(), call.spans
 
     def _front_worker(self) -> LocalGroup:
@@ -103,14 +115,51 @@ class ServedGroup:
                     validation=config.validation,
                     engine=ServedEngine(servers),
                 )
+                self._open_endpoint(servers, front.eos_token_ids)
+                front.clients = self._clients
                 self._front = LocalGroup("rollout", [front])
             return self._front
 
-    def shutdown(self) -> None:
-        """Close the servers; the replicas are ended by whoever started them."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def _open_endpoint(self, servers: RolloutServers, eos_token_ids: Collection[int]) -> None:
+        """Where the config asks for it: the OpenAI endpoint, and the program that plays through it."""
+        rollout, data = self._config.rollout, self._config.data
+        settings = rollout.servers
+        if settings.openai_port is None and settings.agent is None:
+            return
+        from resources.client_episodes import ClientEpisodes
+        from resources.models.causal_lm import load_tokenizer
+        from resources.openai_endpoint import OpenAiEndpoint, Terms
+
+        sampling = Sampling.from_config(rollout.sampling, eos_token_ids)
+        seed = stream_seed(self._config.seed + rollout.seed_offset, "visitors of the endpoint")
+        self._endpoint = OpenAiEndpoint(
+            servers,
+            load_tokenizer(self._config.model),  # its own: tokenizers are not shared between threads
+            Terms(seed=seed, sampling=sampling, max_tokens=rollout.max_response_length),
+            max_model_length=rollout.max_model_length or data.max_prompt_length + rollout.max_response_length,
+            port=settings.openai_port or 0,
+        )
+        if settings.agent is not None:
+            self._clients = ClientEpisodes(
+                self._endpoint, settings.agent, processes=settings.agent_processes, seconds=settings.agent_seconds
+            )
+
+    def pause(self, timeout: float) -> None:
+        """Stop sampling, if this process samples; see `RolloutServers.pause`."""
         if self._servers is not None:
-            self._servers.close()
+            self._servers.pause(timeout)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        if self._servers is not None:
+            self._servers.resume()
+
+    def shutdown(self) -> None:
+        """Close the servers and what hangs on them; the replicas are ended by whoever started them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for one in (self._clients, self._endpoint, self._servers):
+            if one is not None:
+                one.close()
 
 
 class _FrontCall:

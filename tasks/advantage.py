@@ -29,6 +29,7 @@ ADVANTAGE_COLUMNS = ("token_rewards", "advantages", "returns", "train_mask", "co
         "response_lengths",
         "policy_versions",
         "baseline_scores",
+        "bootstrap_values",
     ),
     writes=ADVANTAGE_COLUMNS,
 )

@@ -5,7 +5,7 @@ Only with `checkpoint.asynchronous: false`; otherwise the snapshot that every it
 
 from typing import Any
 
-from resources.casting import STATEFUL
+from resources.casting import stateful_duties
 from resources.failures import WorkerFailed
 from tasks.host import host
 from tasks.replies import send
@@ -23,7 +23,7 @@ def checkpoint(at: Stamp, folder: str) -> StepResult:
 
     Facts: `files` (path below `folder` -> checksum), or `error` (and `is_nan`) when it could not be written.
     """
-    calls = [send(duty, "save_checkpoint", folder) for duty in STATEFUL if duty in host().groups]
+    calls = [send(duty, "save_checkpoint", folder) for duty in stateful_duties(host().config) if duty in host().groups]
     facts: dict[str, Any] = {"folder": folder, "files": {}}
     spans: list[Any] = []
     for call in calls:

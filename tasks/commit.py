@@ -49,7 +49,7 @@ def commit(run: Session, outcome: Outcome) -> None:
         "recovery/failed_saves": run.failed_saves,
     }
     run.directory.append(run.directory.metrics, line)
-    run.spans.append(*outcome.spans, outcome.span)
+    run.record(*outcome.spans, outcome.span)
     run.history.append(line)
     if "problem" in outcome.facts.get("samples", {}):
         reason = outcome.facts["samples"]["problem"]

@@ -9,10 +9,14 @@ from tasks.step import StepResult, step
 from tasks.training import train
 
 
-@step(role="critic", reads=("input_ids", "response_mask"), writes=("values",))
+@step(role="critic", reads=("input_ids", "response_mask"), writes=("values", "bootstrap_values"))
 def critic_values(at: Stamp, batch: BatchHandle) -> StepResult:
-    """Add `values`: of the prefix before each token, under the critic as it is now."""
-    return call("critic", "estimate_values", host().read(batch), is_bulk=True).keep(at.batch_id)
+    """Add `values`: of the prefix before each token, under the critic as it is now.
+
+    With `algorithm.bootstrap_truncated` also `bootstrap_values`: of the whole row.
+    """
+    with_last = host().config.algorithm.bootstrap_truncated
+    return call("critic", "estimate_values", host().read(batch), with_last, is_bulk=True).keep(at.batch_id)
 
 
 @step(role="critic", reads=CRITIC_COLUMNS)

@@ -75,7 +75,7 @@ def _judge(grader: GraderConfig, secrets: Mapping[str, str] | None) -> JudgeSett
     return _from_options(
         grader,
         JudgeSettings,
-        base_url=judge.base_url,
+        base_url=judge.base_url or "",
         model=judge.model,
         prompt=judge.prompt,
         key=_key(grader.name, judge, secrets),

@@ -66,6 +66,16 @@ class HostContext:
             self.served = (key, ServedGroup(self.config, replicas))
         return self.served[1]
 
+    def pause_sampling(self, timeout: float) -> None:
+        """Stop the rollout servers of this process, if there are any."""
+        if self.served is not None:
+            self.served[1].pause(timeout)
+
+    def resume_sampling(self) -> None:
+        """Undo `pause_sampling`."""
+        if self.served is not None:
+            self.served[1].resume()
+
     def service(self, name: str) -> Any:
         """Manager `name`. Raises LookupError naming those there are."""
         if name not in self.services:
@@ -295,6 +305,16 @@ class TaskHost:
     @ray.method(concurrency_group="table")
     def batch_ids(self) -> tuple[str, ...]:
         return self._context.store.own.batch_ids()
+
+    @ray.method(concurrency_group="table")
+    def pause_sampling(self, timeout: float) -> None:
+        """For another host, which brings new weights."""
+        self._context.pause_sampling(timeout)
+
+    @ray.method(concurrency_group="table")
+    def resume_sampling(self) -> None:
+        """See `pause_sampling`."""
+        self._context.resume_sampling()
 
     @ray.method(concurrency_group="table")
     def clock(self) -> tuple[str, float]:

@@ -22,7 +22,7 @@ from tasks.critic import critic_update, critic_values
 from tasks.export import start_model
 from tasks.graders_of import build_graders
 from tasks.host import HostContext, call_step, use_host
-from tasks.reference import adapter_reference, reference
+from tasks.reference import adapter_reference, reference, refresh_reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.run_state import RunState, next_kl_coef
@@ -138,6 +138,9 @@ class LocalRun:
         done["actor-update"] = call_step(actor_update, at, everything)
         if "critic" in has:
             done["critic-update"] = call_step(critic_update, at, everything)
+        refresh_every = config.algorithm.kl.refresh_every
+        if refresh_every is not None and (at.iteration + 1) % refresh_every == 0:
+            done["refresh-reference"] = call_step(refresh_reference, at, at.policy_version + 1)
         done["weight-sync"] = call_step(weight_sync, at, at.policy_version + 1)
         self.store.drop(at.batch_id)
         return done

@@ -102,6 +102,7 @@ def _advantage_settings(config: RunConfig) -> dict[str, Any]:
         **_estimator_of(config, algorithm.name),
         "kl_in_reward": algorithm.kl_place == "reward" and algorithm.kl_coef > 0,
         "correction": config.correction_mode,
+        "bootstrap_truncated": config.algorithm.bootstrap_truncated,
     }
 
 

@@ -23,9 +23,10 @@ from tasks.api import CancelWatch, check_from_nodes, quick_retries
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
+from tasks.run_folder import open_directory
 from tasks.run_state import RunState
 from tasks.saves import save_last_iteration
-from tasks.session import Session, open_directory, open_session
+from tasks.session import Session, open_session
 from tasks.watchers import open_watchers
 
 
@@ -36,6 +37,10 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 
         check_teachers(config)
+    if config.rollout.servers.agent is not None:
+        from resources.client_episodes import check_agent  # loads the engines' side
+
+        check_agent(config)
     config, directory = open_directory(config, _folder_to_resume(config, resume))
     try:
         with open_session(config, directory) as run:
@@ -142,7 +147,7 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
     if run.is_finished:
         return
     run.cast()
-    run.spans.append(_run_record(run), _clock_record(run))
+    run.record(_run_record(run), _clock_record(run))
     run.preparation = flow
     _check_data(run)
     is_ready = False

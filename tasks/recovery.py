@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
 
-from resources.casting import STATEFUL, distinct_groups
+from resources.casting import distinct_groups
 from resources.checkpoints import Manifest
 from resources.failures import Failure, WorkerFailed
 from resources.reward_scores import Moments
@@ -115,7 +115,7 @@ def keep_snapshot(run: Session, metrics: Mapping[str, float], *, is_forced: bool
     is_due = recovery.enabled and run.state.iteration % recovery.snapshot_every == 0
     if is_due or is_forced:
         manifest = manifest_of(run, metrics)
-        run.snapshot = take_snapshot(run.groups, run.state, manifest.metrics_bytes, manifest)
+        run.snapshot = take_snapshot(run.stateful_groups, run.state, manifest.metrics_bytes, manifest)
         if len({rank["node_id"] for group in run.groups.values() for rank in group.ranks}) > 1:
             run.writers.copy_to_another_node(pieces_by_node(run.groups, run.snapshot))
 
@@ -208,7 +208,7 @@ def _drop_open_batches(run: Session) -> None:
 
 def _start_over(run: Session) -> None:
     """No snapshot and no checkpoint is left: the run begins again, from the seeds that made its start."""
-    for group in distinct_groups({duty: run.groups[duty] for duty in STATEFUL if duty in run.groups}):
+    for group in distinct_groups(run.stateful_groups):
         group.restart()
     run.hosts.attach(run.groups)
     run.state = RunState(kl_coef=run.config.algorithm.kl.coef)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from prefect import Flow
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from configs.load import check_config, dump_config
 from configs.model import ModelConfig
 from configs.run import RunConfig
-from resources.casting import STATEFUL, Casting, cast_groups, distinct_groups
+from resources.casting import Casting, cast_groups, distinct_groups, stateful_duties
 from resources.checkpoints import CheckpointStore
 from resources.cluster import Cluster, ClusterError
 from resources.failures import WorkerFailed
 from resources.import_paths import add_import_paths
+from resources.local_cluster import local_cpus
 from resources.placement import NoFit, fit
 from resources.placement_groups import PoolError
 from resources.run_directory import RunDirectory, RunDirectoryError
@@ -122,6 +122,11 @@ class Session:
         self.groups = cast_groups(self.cluster, self.casting())
         self.hosts.attach(self.groups)
 
+    @property
+    def stateful_groups(self) -> dict[str, WorkerGroup]:
+        """Duty -> group of the roles whose state is saved and restored."""
+        return {duty: self.groups[duty] for duty in stateful_duties(self.config) if duty in self.groups}
+
     # --- iterations -----------------------------------------------------------------------------------------------
 
     @property
@@ -193,6 +198,12 @@ class Session:
         return self.config.recomputes_log_probs
 
     @property
+    def should_refresh_reference(self) -> bool:
+        """Whether the reference becomes the actor at the end of the iteration that is about to run."""
+        every = self.config.algorithm.kl.refresh_every
+        return every is not None and self.needs("reference") and (self.state.iteration + 1) % every == 0
+
+    @property
     def trains_actor(self) -> bool:
         """False while only the critic learns."""
         return self.state.iteration >= self.config.algorithm.critic_warmup_iterations or not self.needs("critic")
@@ -224,9 +235,8 @@ class Session:
             outage_seconds=self.config.recovery.prefect_outage_seconds,
         )
         self.resumed_folder = None
-        for duty in STATEFUL:  # last of all: an engine that loads its weights may have drawn from the same stream
-            if duty in self.groups:
-                self.groups[duty].call("restore_random")
+        for group in self.stateful_groups.values():  # last of all: an engine that loads may draw from the same stream
+            group.call("restore_random")
         if outcome.metrics and not self.first_validation:
             self.state = replace(self.state, parts={**self.state.parts, FIRST_VALIDATION: dict(outcome.metrics)})
         self.lap()
@@ -255,6 +265,11 @@ class Session:
         seconds, self._lap = now - self._lap, now
         return seconds
 
+    def record(self, *spans: Any) -> None:
+        """Write to spans.jsonl, unless `telemetry.enabled` is false."""
+        if self.config.telemetry.enabled:
+            self.spans.append(*spans)
+
     def report(self, progress: Progress) -> None:
         """Tell whoever watches (the UI, the console, sinks) of a committed iteration."""
         for watcher in self.watchers:
@@ -280,6 +295,10 @@ class Session:
             )
             for number in later
         ]
+
+    def before_sync(self, ahead: Sequence[StepFuture]) -> Sequence[StepFuture]:
+        """Rollouts ahead that the weight sync waits for: none where servers take new weights while they sample."""
+        return () if self.config.rollout.servers.updates_while_sampling else ahead
 
     def keep_ahead(self, results: Sequence[StepResult]) -> None:
         """Remember rollouts sampled for later iterations, in the order `rollouts_ahead` named them."""
@@ -334,7 +353,7 @@ def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session
         address=config.ray.address,
         connect_seconds=config.ray.connect_deadline_seconds,
         run_dir=directory.path,
-        num_cpus=config.ray.num_cpus,
+        num_cpus=local_cpus(config),
         num_gpus=config.ray.num_gpus,
         object_store_bytes=config.ray.object_store_bytes,
         worker_env=paths,
@@ -369,29 +388,3 @@ def first_bundle(cluster: Cluster, pool: str) -> PlacementGroupSchedulingStrateg
     """Bundle 0 of a pool, where its task host lives; the host asks for no CPU of it."""
     first = cluster.pools[pool].bundles[0]
     return PlacementGroupSchedulingStrategy(first.group, placement_group_bundle_index=first.place.bundle_index)
-
-
-def open_directory(config: RunConfig, resume: Path | None) -> tuple[RunConfig, RunDirectory]:
-    """A new run folder for `config`, or the folder of the run to resume with the config stored there.
-
-    Raises RunDirectoryError when a new run's folder exists, a resumed one's does not, or another process holds it.
-    """
-    if resume is None:
-        directory = RunDirectory.create(Path(config.run_dir).absolute(), config.name)
-        directory.write_config(dump_config(config))
-        return config, directory
-    directory = RunDirectory.open(resume.absolute())
-    directory.acquire()
-    import yaml
-
-    stored = check_config(yaml.safe_load((directory.path / "config.yaml").read_text()), str(directory.path))
-    return stored, directory
-
-
-__all__: Sequence[str] = (
-    "DoesNotFitError",
-    "Session",
-    "current_session",
-    "open_directory",
-    "open_session",
-)

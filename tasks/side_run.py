@@ -15,7 +15,8 @@ from resources.run_directory import RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
 from tasks.outcome import Outcome
-from tasks.session import Session, open_directory, open_session
+from tasks.run_folder import open_directory
+from tasks.session import Session, open_session
 
 RESULT = "result.json"
 
@@ -77,7 +78,7 @@ def keep_result(run: Session, outcome: Outcome, **facts: Any) -> dict[str, Any]:
         **facts,
         "metrics": dict(outcome.metrics),
     }
-    run.spans.append(*outcome.spans, outcome.span)
+    run.record(*outcome.spans, outcome.span)
     write_result(run.directory, result)
     return result
 

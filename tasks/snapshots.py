@@ -12,7 +12,6 @@ import ray
 import ray.exceptions
 import ray.experimental
 
-from resources.casting import STATEFUL
 from resources.checkpoints import Manifest
 from resources.worker_group import WorkerGroup
 from tasks.run_state import RunState
@@ -51,8 +50,8 @@ class Snapshot:
 def take_snapshot(
     groups: Mapping[str, WorkerGroup], state: RunState, metrics_bytes: int, manifest: Manifest | None = None
 ) -> Snapshot:
-    """Ask every stateful role for its state, all at the same time. Raises WorkerFailed."""
-    calls = {duty: groups[duty].submit("snapshot") for duty in STATEFUL if duty in groups}
+    """Ask the stateful roles (`groups`) for their state, all at the same time. Raises WorkerFailed."""
+    calls = {duty: group.submit("snapshot") for duty, group in groups.items()}
     pieces = {duty: tuple(ref for _, ref in call.result()) for duty, call in calls.items()}
     return Snapshot(state=state, metrics_bytes=metrics_bytes, pieces=pieces, manifest=manifest)
 

@@ -4,7 +4,7 @@ from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
 from tasks.checkpoint import checkpoint
 from tasks.critic import critic_update, critic_values
-from tasks.reference import adapter_reference, reference
+from tasks.reference import adapter_reference, reference, refresh_reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.samples import samples
@@ -23,7 +23,7 @@ from tasks.weights import weight_sync
 
 ITERATION_STEPS: tuple[Step, ...] = (
     rollout, reward, actor_log_probs, reference, adapter_reference, teacher, critic_values, advantage, critic_update,
-    actor_update, samples, weight_sync, validation, checkpoint,
+    actor_update, refresh_reference, samples, weight_sync, validation, checkpoint,
 )  # fmt: skip
 STEPS: tuple[Step, ...] = (
     *ITERATION_STEPS, demonstrations, actor_fit, publish_model, preferences, reward_model_fit, publish_reward_model,

@@ -58,7 +58,7 @@ class Script(Config):
     `fixed`: `texts` by the prompt's index."""
     accuracy: Fraction = 0.5
     texts: dict[str, str] = Field(default_factory=dict)
-    """Prompt index (as a string) -> response; the key `*` serves all others, and `INDEX/2` the second turn."""
+    """Prompt index (as a string) -> response; the key `*` serves all others, `INDEX/2` and `*/2` the second turn."""
     min_length: Count = 1
     max_length: Count = 16
     """Of `random` responses, stop token included; `max_response_length` cuts them."""
@@ -251,7 +251,8 @@ class ScriptedEngine:
             )
         elif script.mode == "fixed":
             self._asked[request.row_id] += 1
-            keys = (f"{request.prompt_index}/{self._asked[request.row_id]}", str(request.prompt_index), "*")
+            turn, index = self._asked[request.row_id], request.prompt_index
+            keys = (f"{index}/{turn}", str(index), f"*/{turn}", "*")
             text = next((script.texts[key] for key in keys if key in script.texts), None)
             if text is None:
                 raise ValueError(

@@ -25,9 +25,16 @@ class ScalarModel(nn.Module):
         self.sequence: SequenceRanks | None = None
         """The ranks each sequence is spread over; set by `lay_out`."""
 
-    def forward(self, input_ids: Tensor, mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Values [B, T] float32: `values[b, t]` is read from the state before `input_ids[b, t]`; 0 outside `mask`."""
-        return torch.where(mask, shift_to_targets(self.read(input_ids, position_ids)), 0.0)
+    def forward(
+        self, input_ids: Tensor, mask: Tensor, position_ids: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Values [B, T] float32: `values[b, t]` is read from the state before `input_ids[b, t]`; 0 outside `mask`.
+
+        With `lengths` [B] also the value [B] of the state behind the last token.
+        """
+        outputs = self.read(input_ids, position_ids)
+        values = values_before(outputs, mask)
+        return values if lengths is None else (values, at_last_token(outputs, lengths))
 
     def read(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """The head's output [B, T] float32 at every token, that token included."""
@@ -36,6 +43,17 @@ class ScalarModel(nn.Module):
         hidden = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         outputs = self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).float()
         return outputs if self.sequence is None else self.sequence.gather(outputs)
+
+
+def values_before(outputs: Tensor, mask: Tensor) -> Tensor:
+    """The head's outputs [B, T] at every token as values of the states before the tokens; 0 outside `mask`."""
+    return torch.where(mask, shift_to_targets(outputs), 0.0)
+
+
+def at_last_token(outputs: Tensor, lengths: Tensor) -> Tensor:
+    """Of [B, T], the number [B] at the last of `lengths` [B] real tokens; nan for length 0."""
+    last = outputs.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
+    return torch.where(lengths > 0, last, torch.nan)
 
 
 class SequenceScorer(nn.Module):
@@ -47,9 +65,7 @@ class SequenceScorer(nn.Module):
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         """Scores [B] float32 of right-padded `input_ids` [B, T] with `lengths` [B] real tokens; nan for length 0."""
-        outputs = self.scalar.read(input_ids)
-        last = outputs.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
-        return torch.where(lengths > 0, last, torch.nan)
+        return at_last_token(self.scalar.read(input_ids), lengths)
 
 
 def build_value_model(model: ModelConfig, seed: int, *, from_reward_model: bool = False) -> ScalarModel:

@@ -58,7 +58,8 @@ class ActorWorker(SendsWeights, TrainedWorker):
             `response_mask` is False).
         """
         entropy = {"entropy": 1} if with_entropy else {}
-        return score_rows(self, self.module, rows, temperature, {"old_log_probs": 0, **entropy})
+        with self.on_device():
+            return score_rows(self, self.module, rows, temperature, {"old_log_probs": 0, **entropy})
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
     def score_reference(self, rows: TensorDictBase, temperature: float = 1.0) -> tuple[Status, TensorDict]:
@@ -71,7 +72,7 @@ class ActorWorker(SendsWeights, TrainedWorker):
             raise ValueError(
                 "score_reference needs model.lora: the actor has no adapters to switch off; use a reference role"
             )
-        with adapters_off(self.module):
+        with self.on_device(), adapters_off(self.module):
             return score_rows(self, self.module, rows, temperature, {"ref_log_probs": 0})
 
     @dispatch(Dispatch.PER_RANK, split=("rows", "plan"))
@@ -98,7 +99,8 @@ class ActorWorker(SendsWeights, TrainedWorker):
         Raises:
             RatioError: the policy is not the one that scored `old_log_probs` (see UpdatePlan.first_ratio_tolerance).
         """
-        return self.run_update(rows, plan, loss_fn, {"temperature": temperature, "with_entropy": with_entropy})
+        with self.on_device():
+            return self.run_update(rows, plan, loss_fn, {"temperature": temperature, "with_entropy": with_entropy})
 
     def loss_of(
         self, batch: Mapping[str, Tensor], loss_fn: ActorLoss, options: Mapping[str, Any]
@@ -125,9 +127,10 @@ class ActorWorker(SendsWeights, TrainedWorker):
 
         Tied embeddings come under both names with one memory. The tensors may be the live weights: read, never write.
         """
-        yield from in_buckets(
-            merged_tensors(self.module.lm), bucket_bytes, wire_dtype or self.model_config.dtype, self._ties()
-        )
+        with self.on_device():
+            yield from in_buckets(
+                merged_tensors(self.module.lm), bucket_bytes, wire_dtype or self.model_config.dtype, self._ties()
+            )
 
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: str) -> None:

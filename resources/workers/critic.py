@@ -40,28 +40,36 @@ class CriticWorker(TrainedWorker):
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
     @torch.no_grad()
-    def estimate_values(self, rows: TensorDictBase) -> tuple[Status, TensorDict]:
+    def estimate_values(self, rows: TensorDictBase, with_last: bool = False) -> tuple[Status, TensorDict]:
         """Values of the states before the tokens that follow the prompt (tool output included), 0 on the prompt.
 
         Returns:
-            status, and a shard with `values` (ragged).
+            status, and a shard with `values` (ragged) and, `with_last`, `bootstrap_values` [B] of the states behind the
+            last tokens.
         """
         watch = self.stopwatch()
         self.module.eval()
         row_ids = rows["row_ids"].tolist()
         parts: list[tuple[list[int], Mapping[str, Tensor]]] = []
-        for positions in self.scoring_batches(rows, watch):
-            batch = self.micro_batch(rows, [row_ids[position] for position in positions])
-            with watch.phase("forward"):
-                values = self.module(batch["input_ids"], _after_prompt(batch))
-            if positions:
-                parts.append((positions, {"values": values}))
-        return {"metrics": {}, "spans": watch.spans()}, collect_columns(rows, parts, ["values"])
+        last = torch.zeros(len(row_ids))
+        with self.on_device():
+            for positions in self.scoring_batches(rows, watch):
+                batch = self.micro_batch(rows, [row_ids[position] for position in positions])
+                with watch.phase("forward"):
+                    values, behind = self.module(batch["input_ids"], _after_prompt(batch), lengths=batch["lengths"])
+                if positions:
+                    parts.append((positions, {"values": values}))
+                    last[torch.tensor(positions)] = behind.cpu()
+        shard = collect_columns(rows, parts, ["values"])
+        if with_last:
+            shard["bootstrap_values"] = last
+        return {"metrics": {}, "spans": watch.spans()}, shard
 
     @dispatch(Dispatch.PER_RANK, split=("rows", "plan"))
     def update(self, rows: TensorDictBase, plan: UpdatePlan, loss_fn: CriticLoss) -> Status:
         """Take the optimizer steps of `plan` on `rows`, which hold `values` (from before the update) and `returns`."""
-        return self.run_update(rows, plan, loss_fn, {})
+        with self.on_device():
+            return self.run_update(rows, plan, loss_fn, {})
 
     def loss_of(
         self, batch: Mapping[str, Tensor], loss_fn: CriticLoss, options: Mapping[str, Any]

@@ -17,9 +17,10 @@ from transformers import GenerationConfig
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
 from configs.rollout import RolloutConfig, SamplingConfig
-from resources.agent_rollout import build_agent_rollout, episode_metrics, tool_schemas
+from resources.agent_rollout import AgentRollout, build_agent_rollout, episode_metrics, tool_schemas
+from resources.client_episodes import ClientEpisodes
 from resources.dispatch import Dispatch, dispatch
-from resources.engines.base import Engine, GenerationOutput, Sampling, build_engine
+from resources.engines.base import Engine, GenerationOutput, GenerationRequest, Sampling, build_engine
 from resources.graders import FinishedRow
 from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
 from resources.prompts import Prompt, PromptError, PromptSource
@@ -30,12 +31,14 @@ from resources.rollout_rows import (
     facts_of,
     finished_row,
     greedy_rows,
+    oldest_versions,
     requests_of,
     rollout_metrics,
     rows_of,
     shard_of,
     token_versions_of,
 )
+from resources.rollout_servers import RequestLostError
 from resources.seeding import stream_seed
 from resources.served_engine import ServedEngine
 from resources.telemetry.rollout_gauge import response_length_facts
@@ -63,11 +66,13 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         tensor_parallel: int = 1,
         replica: int = 0,
         engine: Engine | None = None,
+        clients: ClientEpisodes | None = None,
     ) -> None:
         """Read the prompts and start the engine on the model's own weights (policy version 0).
 
         `replica`: number of this engine among replicas that are worker groups of their own. `engine`: in place of one
-        made here, for a worker that only reads prompts and makes rows.
+        made here, for a worker that only reads prompts and makes rows. `clients`: plays the episodes, where a program
+        of the user's does.
 
         Raises PromptError, ModelError, or ValueError for ranks that `tensor_parallel` does not divide.
         """
@@ -82,6 +87,7 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         self.rank, self.engine_index, self.num_engines = rank, rank // tensor_parallel, world_size // tensor_parallel
         self.rollout, self.data, self.validation = rollout, data, validation
         self.siblings: dict[str, Any] = {}
+        self.clients = clients
         self.run_seed = seed + rollout.seed_offset
         self.tokenizer = load_tokenizer(model)
         tools = tool_schemas(rollout)
@@ -137,7 +143,9 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         Raises:
             RuntimeError: when the engine holds another policy version.
         """
-        if policy_version is not None and self.engine.policy_version != policy_version:
+        may_be_newer = self.rollout.servers.updates_while_sampling
+        held = self.engine.policy_version
+        if policy_version is not None and held != policy_version and not (may_be_newer and held > policy_version):
             raise RuntimeError(
                 f"engine {self.engine_index} holds policy version {self.engine.policy_version}; version "
                 f"{policy_version} was "
@@ -220,12 +228,15 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
     ) -> tuple[Status, TensorDict]:
         started = time.monotonic()
         requests = requests_of(rows, run_seed, iteration, self.rollout.max_response_length)
+        if self.clients is not None:
+            played = self.clients.run(rows, requests, sampling, f"{run_seed:x}-{iteration}", stream)
+            facts = _facts_of(played.rows.sampled(), time.monotonic() - started)
+            return (
+                self._status(played.rows.rows, played.rows.sampled(), started, played.metrics, facts),
+                played.rows.shard(),
+            )
         if self.agent is not None:
-            episodes = self.agent.run(self.engine, rows, requests, sampling, environment, stream)
-            shard = self.agent.shard(rows, episodes, self.engine.policy_version)
-            outputs = [episode.sampled() for episode in episodes]
-            facts = _facts_of(outputs, time.monotonic() - started)
-            return self._status(rows, outputs, started, episode_metrics(episodes), facts), shard
+            return self._episodes(self.agent, rows, requests, sampling, started, environment, stream)
         by_id = {row.row_id: row for row in rows}
 
         def hand_on(outputs: list[GenerationOutput]) -> None:
@@ -233,12 +244,46 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
                 stream([finished_row(by_id[output.row_id], output) for output in outputs])
 
         outputs = self.engine.generate(requests, sampling, None if stream is None else hand_on)
-        shard = shard_of(rows, outputs, self.engine.policy_version)
         if isinstance(self.engine, ServedEngine):
-            versions = [self.engine.token_versions[row.row_id] for row in rows]
-            shard["token_versions"] = token_versions_of(rows, versions)
-            self.engine.forget()
+            return self._served(self.engine, rows, outputs, started)
+        shard = shard_of(rows, outputs, self.engine.policy_version)
         return self._status(rows, outputs, started, {}, self.engine.facts.span), shard
+
+    def _episodes(
+        self,
+        agent: AgentRollout,
+        rows: list[RolloutRow],
+        requests: list[GenerationRequest],
+        sampling: Sampling,
+        started: float,
+        environment: Any,
+        stream: Stream | None,
+    ) -> tuple[Status, TensorDict]:
+        episodes = agent.run(self.engine, rows, requests, sampling, environment, stream)
+        counted: Metrics = {}
+        versions: list[list[int]] | None = None
+        if isinstance(self.engine, ServedEngine):
+            counted = _lost(self.engine, rows)
+            versions = [_spread(self.engine.versions_of(episode.row_id), episode.mask) for episode in episodes]
+            self.engine.forget()
+        shard = agent.shard(rows, episodes, self.engine.policy_version)
+        if versions is not None:
+            _note_versions(shard, rows, versions, self.engine.policy_version)
+        outputs = [episode.sampled() for episode in episodes]
+        facts = _facts_of(outputs, time.monotonic() - started)
+        return self._status(rows, outputs, started, {**episode_metrics(episodes), **counted}, facts), shard
+
+    def _served(
+        self, engine: ServedEngine, rows: list[RolloutRow], outputs: list[GenerationOutput], started: float
+    ) -> tuple[Status, TensorDict]:
+        """Every token with its version. A row that no replica could answer ends with ABORT and has no token."""
+        counted = _lost(engine, rows)
+        versions = [engine.versions_of(row.row_id) for row in rows]
+        engine.forget()
+        shard = shard_of(rows, outputs, engine.policy_version)
+        _note_versions(shard, rows, versions, engine.policy_version)
+        counted |= _updates_met(versions)
+        return self._status(rows, outputs, started, counted, engine.facts.span), shard
 
     def _status(
         self,
@@ -268,6 +313,34 @@ def _facts_of(outputs: list[GenerationOutput], seconds: float) -> dict[str, Any]
     lengths = [len(output.token_ids) for output in outputs]
     rate = sum(lengths) / max(seconds, 1e-9)
     return {**response_length_facts(lengths), "tokens": sum(lengths), "tokens_per_second": rate}
+
+
+def _lost(engine: ServedEngine, rows: Sequence[RolloutRow]) -> Metrics:
+    """How many rows no replica answered, and how many went to another one. Raises RequestLostError for all of them."""
+    if rows and len(engine.lost) == len(rows):
+        causes = next(iter(engine.lost.values()))
+        raise RequestLostError(f"no replica answered any of {len(rows)} rows: {causes}")
+    counts = {"rollout/lost_rows": len(engine.lost), "rollout/redispatches": engine.new_redispatches()}
+    return {name: float(value) for name, value in counts.items()} | {f"{name}/count": 1.0 for name in counts}
+
+
+def _note_versions(
+    shard: TensorDict, rows: Sequence[RolloutRow], versions: Sequence[Sequence[int]], default: int
+) -> None:
+    shard["token_versions"] = token_versions_of(rows, versions)
+    shard["policy_versions"] = oldest_versions(versions, default)
+
+
+def _spread(versions: Sequence[int], mask: Sequence[bool]) -> list[int]:
+    """Versions of the sampled tokens at their places among those that were read, which have -1."""
+    sampled = iter(versions)
+    return [next(sampled) if own else -1 for own in mask]
+
+
+def _updates_met(versions: list[list[int]]) -> Metrics:
+    """Share of responses whose tokens were sampled by more than one version of the policy."""
+    mixed = sum(len({version for version in own if version >= 0}) > 1 for own in versions)
+    return {"rollout/updated_fraction": float(mixed), "rollout/updated_fraction/count": float(len(versions))}
 
 
 def _largest_group(group_size: int, prompts: PromptSource) -> int:

@@ -6,7 +6,7 @@ batches and ranks, and every decision (skip, stop early, refuse) is taken from n
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +18,12 @@ from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.dispatch import Dispatch, dispatch
 from resources.models.optimizers import RoleOptimizer
-from resources.models.sharding import local_part, set_gradient_sync
+from resources.models.sharding import set_gradient_sync
 from resources.models.tensor_parallel import sum_partial_gradients
-from resources.models.weights import fill
 from resources.seeding import stream_seed
-from resources.tensor_files import load_scalars, load_tensors, pieces_of, save_tensors
 from resources.update_plan import MiniBatch, UpdatePlan
-from resources.workers.base import ModelWorker, Status, Stopwatch
+from resources.workers.base import Status, Stopwatch
+from resources.workers.keeps_state import KeepsState
 from resources.workers.metric_sums import MetricSums
 
 Movement = Tensor
@@ -35,7 +34,7 @@ class RatioError(RuntimeError):
     """Log-probs before the first step are not those recorded: scoring and training see different distributions."""
 
 
-class TrainedWorker(ModelWorker):
+class TrainedWorker(KeepsState):
     """Base of actor and critic. A subclass gives `loss_of`."""
 
     def __init__(self, model: ModelConfig, settings: TrainedRoleConfig, seed: int, **options: Any) -> None:
@@ -44,7 +43,6 @@ class TrainedWorker(ModelWorker):
         self.partial_gradients = self.lay_out(self.module, is_trained=True)
         self.optimizer = RoleOptimizer(self.parameters(), settings.optimizer, self.world_size, self.clock)
         self.is_offloaded = False
-        self._random: Tensor | None = None
         torch.manual_seed(stream_seed(seed, self.role, self.rank))  # else every process begins somewhere else
 
     def build_module(self) -> nn.Module:
@@ -171,83 +169,21 @@ class TrainedWorker(ModelWorker):
         tensors["rank.rng"] = torch.get_rng_state()
         return {"tensors": tensors, "scalars": self.optimizer.scalars()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over tensors (whole, or cut as they are here) and scalars; the random stream comes last.
-
-        Raises ValueError naming the first tensor that is absent.
-        """
-        for name, own in self.state()["tensors"].items():
-            if name == "rank.rng":
-                continue
-            if name not in state["tensors"]:
-                raise ValueError(
-                    f"{self.role}: tensor {name!r} is not in the state; it has {sorted(state['tensors'])[:5]}..."
-                )
-            fill(own, state["tensors"][name])
-        self.optimizer.load_scalars(state["scalars"])
+    def settle(self, scalars: Mapping[str, Any]) -> None:
+        """The optimizer's numbers come back with its tensors; gradients of what was before go."""
+        self.optimizer.load_scalars(dict(scalars))
         self.optimizer.zero_grad()
-        if "rank.rng" in state["tensors"]:
-            self._random = state["tensors"]["rank.rng"].clone()
-            self.restore_random()
 
-    @dispatch(Dispatch.BROADCAST)
-    def save_checkpoint(self, folder: str) -> Status:
-        """Write this rank's pieces below `folder`/role; every rank writes its own. `files` tells their checksums.
-
-        Raises NotFiniteError for weights with nan in them, OSError when the disk says no.
-        """
-        watch, state = self.stopwatch(), self.state()
-        sums = save_tensors(Path(folder) / self.role, self.rank, state["tensors"], state["scalars"])
-        return {
-            "metrics": {},
-            "spans": watch.spans(),
-            "files": {f"{self.role}/{name}": checksum for name, checksum in sums.items()},
-        }
-
-    @dispatch(Dispatch.BROADCAST)
-    def load_checkpoint(self, folder: str) -> Status:
-        """Fill weights, moments, counters and random stream from `folder`/role, whatever the sharding was then."""
-        watch, state = self.stopwatch(), self.state()
-        place = Path(folder) / self.role
-        load_tensors(place, state["tensors"], self.rank)
-        self.load_state({"tensors": state["tensors"], "scalars": load_scalars(place, self.rank)})
-        return {"metrics": {}, "spans": watch.spans()}
-
-    @dispatch(Dispatch.BROADCAST, bulk=True)
-    def snapshot(self) -> tuple[Status, dict[str, Any]]:
-        """A copy of this rank's own pieces, for `restore` under the same sharding, or for `write_pieces`."""
-        watch, state = self.stopwatch(), self.state()
-        pieces = pieces_of(self.rank, state["tensors"], state["scalars"])
-        copies = {
-            name: pieces.tensors[name] if local_part(live).is_cuda else pieces.tensors[name].clone()
-            for name, live in state["tensors"].items()
-        }
-        kept = {"tensors": copies, "boxes": dict(pieces.boxes), "scalars": dict(pieces.scalars)}
-        return {"metrics": {}, "spans": watch.spans()}, kept
-
-    @dispatch(Dispatch.PER_RANK)
-    def restore(self, snapshot: Mapping[str, Any]) -> Status:
-        """Back to a `snapshot` of a rank that was cut as this one is. Raises ValueError where a shape differs."""
-        watch = self.stopwatch()
-        for name, own in self.state()["tensors"].items():
-            piece = snapshot["tensors"][name]
-            if name != "rank.rng" and local_part(own).shape != piece.shape:
-                raise ValueError(
-                    f"{self.role}: piece {name!r} has shape {tuple(piece.shape)} and this rank holds "
-                    f"{tuple(local_part(own).shape)}; a snapshot fits its own world size; load a checkpoint"
-                )
-            local_part(own).copy_(piece)
-        self.optimizer.load_scalars(snapshot["scalars"])
-        self.optimizer.zero_grad()
-        self._random = snapshot["tensors"]["rank.rng"].clone()
-        self.restore_random()
-        return {"metrics": {}, "spans": watch.spans()}
-
-    @dispatch(Dispatch.BROADCAST)
-    def restore_random(self) -> None:
-        """The random stream as it was last restored: whatever else comes back in this process may draw from it."""
-        if self._random is not None:
-            torch.set_rng_state(self._random)
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """A block that computes: with `offload` the state comes to the device for it, and leaves it afterwards."""
+        if self.is_offloaded:
+            self.onload()
+        try:
+            yield
+        finally:
+            if self.settings.offload:
+                self.offload()
 
     @dispatch(Dispatch.BROADCAST)
     def offload(self) -> None:

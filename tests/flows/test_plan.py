@@ -172,3 +172,34 @@ def test_a_past_run_that_measured_nothing_is_refused(tmp_path: Path, capsys: pyt
     code, _, err = run(capsys, "plan", "quickstart", "--run", str(tmp_path))
     assert code == 2
     assert "spans.jsonl does not exist" in err
+
+
+def test_the_sheet_shows_servers_environments_teachers_and_judges(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    shape = (
+        "{num_layers: 2, hidden_size: 64, intermediate_size: 128, num_heads: 2, vocab_size: 128, max_positions: 128}"
+    )
+    judge = f"{{name: judge, kind: judge, judge: {{serve: {{build: tiny, shape: {shape}}}}}}}"
+    teachers = ", ".join(
+        f"{{name: {name}, sources: [{name}], model: {{build: tiny, shape: {shape}}}}}" for name in ("sums", "products")
+    )
+    sources = ", ".join(f"{{name: {name}, kind: calculator, size: 600}}" for name in ("sums", "products"))
+    overrides = (
+        "roles.rollout={pool: engines, workers: 4, tensor_parallel: 2}", "rollout.servers.enabled=true",
+        "roles.env={pool: worlds, workers: 3}", "roles.teacher={pool: teachers, colocate: split}",
+        "pools={main: {nodes: [1]}, engines: {nodes: [4]}, worlds: {nodes: [3]}, teachers: {nodes: [2]}}",
+        "rollout.tools={environment: 'my_project.games:Maze'}", f"data.sources=[{sources}]", f"teachers=[{teachers}]",
+        "distillation={objective: reverse_kl_reward}", "algorithm.name=grpo", "roles.reward.cpus=0.5", "sft=null",
+        f"reward.graders=[{{name: score, kind: rule, function: environment_score}}, {judge}]", "validation.sources=[]",
+        "validation.every=0",
+    )  # fmt: skip
+    arguments = [word for override in overrides for word in ("--set", override)]
+    code, out, err = run(capsys, "plan", "quickstart-tools", "--nodes", "1x(cpu=32,mem=64GiB)", "--json", *arguments)
+    assert code == 0, err
+    sheet = json.loads(out)
+    ranks = [(rank["group"], rank["pool"], rank["bundle"]) for rank in sheet["ranks"]]
+    for group, pool, bundles in (
+        ("rollout.0", "engines", [0, 1]), ("rollout.1", "engines", [2, 3]), ("env", "worlds", [0, 1, 2]),
+        ("teacher.sums", "teachers", [0]), ("teacher.products", "teachers", [1]),
+    ):  # fmt: skip
+        assert [place for name, where, place in ranks if (name, where) == (group, pool)] == bundles
+    assert {"teacher", "reward"} <= set(sheet["memory"])  # the judge's model is the reward role's

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 
-from resources.engines.base import Sampling
+from resources.engines.base import FinishReason, Sampling
 from resources.engines.huggingface import HuggingFaceEngine
 from resources.models.causal_lm import load_tokenizer, prepare_model_folder
-from resources.openai_endpoint import OpenAiEndpoint
-from resources.openai_episodes import rows_of_episode
+from resources.openai_endpoint import EndpointError, OpenAiEndpoint, Terms
+from resources.openai_episodes import EpisodeRows
 from resources.prompts import Prompt
 from resources.replicas import LocalReplica
 from resources.request_serving import ServesRequests
 from resources.rollout_rows import RolloutRow
-from resources.rollout_servers import RolloutServers
+from resources.rollout_servers import Completion, RolloutServers
 from tasks.algorithms.objectives import actor_objective
 from tests.resources.workers.tiny import MODEL, actor, plans, weights_of
 
@@ -26,6 +26,9 @@ CHAT = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<a>{% endif %}"
 )
+
+
+TERMS = Terms(seed=5, sampling=Sampling(stop_token_ids=(2,)), max_tokens=60)
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +39,19 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAiEndpoin
     tokenizer = load_tokenizer(MODEL)
     tokenizer.chat_template = CHAT
     servers = RolloutServers([LocalReplica("a", worker)])
-    endpoint = OpenAiEndpoint(
-        servers, tokenizer, Sampling(stop_token_ids=(2,)), max_model_length=64, max_tokens=6, seed=5
-    )
+    endpoint = OpenAiEndpoint(servers, tokenizer, TERMS, max_model_length=64)
     yield endpoint
     endpoint.close()
     servers.close()
 
 
 def client(endpoint: OpenAiEndpoint, episode: str) -> OpenAI:
+    endpoint.open(episode, TERMS)
     return OpenAI(base_url=endpoint.url_of(episode), api_key="unused", max_retries=0, timeout=60.0)
 
 
 def say(openai: OpenAI, messages: list[Any], **options: Any) -> Any:
-    return openai.chat.completions.create(model="policy", messages=messages, **options)
+    return openai.chat.completions.create(model="policy", messages=messages, **{"max_tokens": 6, **options})
 
 
 def test_an_episode_driven_by_a_stock_client_is_trained_on(endpoint: OpenAiEndpoint) -> None:
@@ -59,12 +61,14 @@ def test_an_episode_driven_by_a_stock_client_is_trained_on(endpoint: OpenAiEndpo
         messages += [first.choices[0].message, {"role": "user", "content": "?"}]
         second = say(openai, messages)
     assert second.usage.prompt_tokens > first.usage.total_tokens
-    branches = endpoint.log.take("train")
+    branches = endpoint.close_episode("train")
     assert len(branches) == 1
     assert branches[0].num_calls == 2
 
     prompt = Prompt(ordinal=3, source="s", index=3, text="7+5=", answer="12", extra={}, ids=(1,), group_size=None)
-    _, shard = rows_of_episode(RolloutRow(row_id=30, prompt=prompt, group_size=1), branches, 30)
+    episode = EpisodeRows()
+    episode.add(RolloutRow(row_id=30, prompt=prompt, group_size=1), branches)
+    shard = episode.shard()
     assert shard["group_ids"].tolist() == [3]
     mask = shard["response_mask"].values()
     assert int(mask.sum()) == first.usage.completion_tokens + second.usage.completion_tokens
@@ -91,13 +95,13 @@ def test_the_ids_of_an_answer_are_kept_although_its_text_reads_otherwise(endpoin
         answer = first.choices[0]
         messages += [{"role": "assistant", "content": answer.message.content}, {"role": "user", "content": "c"}]
         say(openai, messages)
-    (branch,) = endpoint.log.take("ids")
+    (branch,) = endpoint.close_episode("ids")
     sampled = [piece.token for piece in answer.logprobs.content]
     tokenizer = load_tokenizer(MODEL)
     start = branch.prompt_length
     assert [tokenizer.decode([token]) for token in branch.ids[start : start + len(sampled)]] == sampled
     ended = sampled[-1] == "<eos>"
-    behind = tokenizer.decode(branch.ids[start + len(sampled) :][: 12 + (not ended) * 1])
+    behind = str(tokenizer.decode(branch.ids[start + len(sampled) :][: 12 + (not ended) * 1]))
     assert behind.startswith("<user>c<eos>" if ended else "<eos><user>c")
 
 
@@ -105,9 +109,9 @@ def test_an_edited_conversation_begins_a_branch_and_both_are_kept(endpoint: Open
     with client(endpoint, "fork") as openai:
         say(openai, [{"role": "user", "content": "1"}])
         say(openai, [{"role": "user", "content": "2"}])
-    branches = endpoint.log.take("fork")
+    branches = endpoint.close_episode("fork")
     assert [branch.num_calls for branch in branches] == [1, 1]
-    assert endpoint.log.take("fork") == []
+    assert endpoint.close_episode("fork") == []
 
 
 def test_plain_completions_take_text_or_ids_and_go_on_from_ids(endpoint: OpenAiEndpoint) -> None:
@@ -117,7 +121,7 @@ def test_plain_completions_take_text_or_ids_and_go_on_from_ids(endpoint: OpenAiE
         assert first.usage.completion_tokens <= 3
         (branch,) = endpoint.log._branches["plain"]
         openai.completions.create(model="policy", prompt=[*branch.ids, 5], max_tokens=3)
-    (branch,) = endpoint.log.take("plain")
+    (branch,) = endpoint.close_episode("plain")
     assert branch.num_calls == 2
     assert branch.mask.count(False) == 4  # three of the prompt, one that was added
 
@@ -130,7 +134,7 @@ def test_plain_completions_take_text_or_ids_and_go_on_from_ids(endpoint: OpenAiE
         ({"n": 2}, "n is not served"),
         ({"stop": ["x"]}, "stop is not served: what is sampled here is trained"),
         ({"messages": []}, "messages is empty"),
-        ({"messages": [{"role": "user", "content": "x" * 90}]}, "the context holds 64; nothing is left"),
+        ({"messages": [{"role": "user", "content": "x" * 90}]}, "the context holds 64 and .*nothing is left"),
     ],
 )
 def test_what_would_break_the_log_probs_or_the_context_is_refused(
@@ -145,3 +149,60 @@ def test_the_endpoint_listens_on_loopback_alone_and_lists_its_model(endpoint: Op
     assert endpoint.url_of("x").startswith("http://127.0.0.1:")
     with client(endpoint, "models") as openai:
         assert [model.id for model in openai.models.list()] == ["policy"]
+
+
+def test_two_requests_that_go_on_from_the_same_ids_share_no_trained_token(endpoint: OpenAiEndpoint) -> None:
+    """The second to be answered is a conversation whose prompt holds everything before, not trained again."""
+    log, text = endpoint.log, [{"role": "user", "content": "1"}]
+    answer = Completion(
+        row_id=0, token_ids=(7, 8), log_probs=(-0.5, -0.5), versions=(3, 3), finish_reason=FinishReason.LENGTH,
+        seconds=0.0, replica="a", dispatches=1,
+    )  # fmt: skip
+    log.finish(log.begin("both", text), answer, {"role": "assistant", "content": "x"})
+    text += [{"role": "assistant", "content": "x"}, {"role": "user", "content": "2"}]
+    left, right = log.begin("both", text), log.begin("both", text)
+    log.finish(left, answer, {"role": "assistant", "content": "x"})
+    log.finish(right, answer, {"role": "assistant", "content": "x"})
+    one, other = log.take("both")
+    assert one.mask.count(True) == 4
+    assert other.mask.count(True) == 2
+    assert other.prompt_length == len(other.ids) - 2
+    assert one.ids == other.ids
+
+
+def test_a_refused_request_leaves_nothing_in_the_conversation(endpoint: OpenAiEndpoint) -> None:
+    with client(endpoint, "full") as openai:
+        messages: list[Any] = [{"role": "user", "content": "1"}]
+        messages += [say(openai, messages).choices[0].message]
+        (before,) = [list(branch.ids) for branch in endpoint.log._branches["full"]]
+        with pytest.raises(BadRequestError, match="nothing is left"):
+            say(openai, [*messages, {"role": "user", "content": "x" * 90}])
+    (branch,) = endpoint.close_episode("full")
+    assert branch.ids == before
+
+
+def test_an_episode_ends_and_an_answer_that_comes_later_is_not_kept(endpoint: OpenAiEndpoint) -> None:
+    with client(endpoint, "ended") as openai:
+        endpoint.close_episode("ended")
+        with pytest.raises(NotFoundError, match="episode 'ended' is not open"):
+            say(openai, [{"role": "user", "content": "1"}])
+
+
+def test_visitors_may_talk_to_the_policy_and_nothing_is_kept(endpoint: OpenAiEndpoint) -> None:
+    with OpenAI(base_url=f"http://127.0.0.1:{endpoint.port}/v1", api_key="unused", max_retries=0) as openai:
+        assert say(openai, [{"role": "user", "content": "1"}]).usage.completion_tokens >= 1
+    assert endpoint.close_episode("") == []
+
+
+def test_the_same_question_twice_is_sampled_twice(endpoint: OpenAiEndpoint) -> None:
+    with client(endpoint, "twice") as openai:
+        answers = {
+            say(openai, [{"role": "user", "content": "1"}], max_tokens=20).choices[0].message.content for _ in range(3)
+        }
+    assert len(answers) > 1
+    assert len(endpoint.close_episode("twice")) == 3
+
+
+def test_a_taken_port_is_refused_by_its_setting(endpoint: OpenAiEndpoint) -> None:
+    with pytest.raises(EndpointError, match=f"rollout.servers.openai_port is {endpoint.port}"):
+        OpenAiEndpoint(endpoint._servers, endpoint._tokenizer, TERMS, max_model_length=64, port=endpoint.port)

@@ -4,10 +4,17 @@ import math
 from typing import get_args
 
 import pytest
+import torch
 
 from configs.algorithm_defaults import AlgorithmName
 from configs.problems import ConfigError
+from tasks.actor import actor_log_probs
+from tasks.advantage import advantage
+from tasks.critic import critic_values
 from tasks.dynamic_sampling import NoSignalError
+from tasks.host import call_step, host, use_host
+from tasks.reward import reward
+from tasks.rollout import rollout
 from tests.tasks.local_cast import SmallCast, small_config
 
 LEARNED = [name for name in get_args(AlgorithmName) if name != "distillation"]
@@ -114,3 +121,35 @@ def test_a_single_step_without_the_extra_scoring_trains_as_one_with_it(small_cas
     scored, unscored = metrics["recompute"], metrics["auto"]
     for name in ("actor/loss", "actor/grad_norm", "actor/reference_kl", "advantage/magnitude"):
         assert unscored[name] == pytest.approx(scored[name], rel=1e-5, abs=1e-7), name
+
+
+def test_a_cut_response_is_worth_its_score_and_the_critics_value_behind_it(small_cast: SmallCast):
+    """With gamma and lambda 1 every return of a row is that sum; without the setting it is the score alone."""
+    cut = {"mode": "random", "min_length": 12, "max_length": 12}
+    for is_on in (True, False):
+        config = small_config(
+            f"algorithm.bootstrap_truncated={str(is_on).lower()}", "algorithm.gae_lambda=1.0", "algorithm.kl.coef=0.0",
+            script=cut,
+        )  # fmt: skip
+        run = small_cast.run(config, fresh=["rollout"])
+        at = run.state.stamp(config, 1)
+        with use_host(run.context):
+            batch = call_step(rollout, at, at.policy_version)
+            done = [batch, *(call_step(one, at, batch) for one in (reward, actor_log_probs, critic_values))]
+            done.append(call_step(advantage, at, done))
+            names = ("scores", "returns", "response_mask", *(("bootstrap_values",) if is_on else ()))
+            rows = host().read(*(one.handle for one in done), columns=names).load()
+        behind = rows["bootstrap_values"] if is_on else torch.zeros(32)
+        assert bool((behind != 0.0).all()) == is_on
+        wanted = (rows["scores"] + behind).repeat_interleave(8)
+        torch.testing.assert_close(rows["returns"].values()[rows["response_mask"].values()], wanted, atol=1e-5, rtol=0)
+
+
+def test_a_reference_that_is_refreshed_is_the_actor_of_that_moment(small_cast: SmallCast):
+    config = small_config("algorithm.kl.coef=0.1", "algorithm.kl.refresh_every=2", "iterations=4")
+    run = small_cast.run(config, fresh=["actor", "reference"])
+    distances = [run.iterate()["actor/reference_kl"] for _ in range(4)]
+    assert distances[0] == pytest.approx(0.0, abs=1e-6)
+    assert distances[1] > 1e-6
+    assert distances[2] == pytest.approx(0.0, abs=1e-6)
+    assert distances[3] > 1e-6

@@ -4,42 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
 from configs.model import ModelConfig
 from configs.run import RunConfig
 from tasks.local_run import LocalRun, cast_here
-from tests.tasks.lessons import make_teacher, write_tasks
+from tests.tasks.lessons import accuracy_of_the_teachers, lesson, make_teacher, write_tasks
 
 Taught = tuple[Path, dict[str, dict[str, Path]]]
 """Folder of the teachers, by name, and the files of their tasks."""
-SHAPE = "{num_layers: %d, hidden_size: 64, intermediate_size: 256, num_heads: 4, vocab_size: 128, max_positions: 32}"
-
-
-def lesson(folder: Path, files: dict[str, dict[str, Path]], *overrides: str) -> RunConfig:
-    """Two sources, and the teachers in `folder` that know one of them each."""
-
-    def sources(part: str) -> str:
-        return ", ".join(f"{{name: {name}, kind: json, path: {file[part]}}}" for name, file in files.items())
-
-    teachers = ", ".join(
-        f"{{name: {name}, sources: [{name}], model: {{path: {folder / name}, shape: {SHAPE % 2}}}}}" for name in files
-    )
-    return load_config(
-        "quickstart-distillation",
-        [
-            f"teachers=[{teachers}]",
-            f"model.shape={SHAPE % 1}",
-            f"data.sources=[{sources('learn')}]",
-            f"validation.sources=[{sources('held_out')}]",
-            "validation.num_prompts=80",
-            "rollout.engine=huggingface",
-            "roles.teacher.workers=2",
-            "data.prompts_per_iteration=256",
-            "algorithm.num_mini_batches=8",
-            "actor.optimizer.lr=3e-3",
-            *overrides,
-        ],
-    )
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +20,6 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Taught:
     for name, file in files.items():
         make_teacher(file["learn"], folder / name)
     return folder, files
-
-
-def accuracy_of_the_teachers(config: RunConfig) -> float:
-    """Each on its own task, weighted alike; measured with the same greedy validation."""
-    found = []
-    for teacher in config.teachers:
-        own = [source for source in config.validation.sources if source.name in teacher.sources]
-        alone = config.model_copy(
-            update={
-                "model": teacher.model,
-                "validation": config.validation.model_copy(update={"sources": tuple(own), "num_prompts": 40}),
-            }
-        )
-        groups = cast_here(alone)
-        found.append(LocalRun(alone, groups).validate()["validation/accuracy"])
-        groups["reward"].call("close")
-    return sum(found) / len(found)
 
 
 def train(config: RunConfig, iterations: int, start: Path | None = None) -> tuple[LocalRun, list[dict[str, float]]]:

@@ -8,9 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from configs.model import ModelConfig, OptimizerConfig
+from configs.training import TrainedRoleConfig
 from resources.batch import join_columns, row_lengths, select_rows, validate
 from resources.models.log_probs import log_probs_from_logits
 from resources.update_plan import RATIO_TOLERANCE
+from resources.workers.actor import ActorWorker
 from resources.workers.metric_sums import combine_metrics
 from resources.workers.trained import RatioError
 from tests.resources.workers.tiny import (
@@ -219,6 +221,18 @@ def test_weights_offloaded_and_brought_back_train_on():
     worker.onload()
     assert largest_gap(before, weights_of(worker)) == 0.0
     assert worker.update(rows, plans(rows)[0], PPO, TEMPERATURE)["metrics"]["actor/optimizer_steps"] == 1.0
+
+
+def test_an_actor_that_is_offloaded_between_its_calls_trains_as_one_that_stays():
+    settings = TrainedRoleConfig(micro_batch_size=2, offload=True)
+    away, rows = ActorWorker(MODEL, settings, 0), make_rows(4)
+    stays = ActorWorker(MODEL, settings.model_copy(update={"offload": False}), 0)
+    for worker in (away, stays):
+        own = scored(worker, rows)
+        assert worker.is_offloaded == (worker is away)
+        worker.update(own, plans(own)[0], PPO, TEMPERATURE)
+        assert worker.is_offloaded == (worker is away)
+    assert largest_gap(weights_of(away), weights_of(stays)) == 0.0
 
 
 def test_tied_embeddings_are_sent_under_both_names_with_one_memory():

@@ -84,3 +84,13 @@ def test_a_snapshot_of_another_shape_is_refused():
     kept["tensors"]["model.score.weight"] = torch.zeros(1, 3)
     with pytest.raises(ValueError, match=r"model\.score\.weight"):
         worker.restore(kept)
+
+
+def test_the_value_behind_a_row_is_read_at_its_last_token_whatever_the_padding():
+    """The last token is seen: rows that differ in it alone differ, and a longer neighbour changes nothing."""
+    worker = critic()
+    rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 99], [5, 6, 7, 8, 9, 10]], [[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
+    behind = worker.estimate_values(rows, True)[1]["bootstrap_values"]
+    alone = [float(worker.module.read(torch.tensor([ids]))[0, -1].detach()) for ids in ([5, 6, 7, 8], [5, 6, 7, 99])]
+    assert behind[:2].tolist() == pytest.approx(alone, abs=1e-5)
+    assert behind[0] != behind[1]

