@@ -128,17 +128,23 @@ class RolloutServers:
 
     def submit(self, request: GenerationRequest, sampling: Sampling) -> "Future[Completion]":
         """Queue one request. The future raises RequestLostError, or ValueError for a request no engine can answer."""
-        pending = _Pending(request=request, sampling=sampling, future=Future(), added=time.monotonic())
+        return self.submit_all([request], sampling)[0]
+
+    def submit_all(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> "list[Future[Completion]]":
+        """Queue requests together: one by one, the first would be decoded alone for the length of a call."""
+        now = time.monotonic()
+        pending = [_Pending(request=one, sampling=sampling, future=Future(), added=now) for one in requests]
         with self._changed:
             if self._is_closed:
                 raise RequestLostError("the servers are closed")
-            self._place(pending)
+            for one in pending:
+                self._place(one)
             self._changed.notify_all()
-        return pending.future
+        return [one.future for one in pending]
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> list[Completion]:
         """Answer all requests; the answers come in request order."""
-        futures = [self.submit(request, sampling) for request in requests]
+        futures = self.submit_all(requests, sampling)
         return [future.result(timeout=self._deadline + 60.0) for future in futures]
 
     def abort(self, row_ids: Collection[int] | None = None) -> None:

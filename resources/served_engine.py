@@ -43,8 +43,7 @@ class ServedEngine:
         """Sample all requests; the answers come in request order."""
         started = time.monotonic()
         outputs: dict[int, GenerationOutput] = {}
-        for request in requests:
-            self.add_request(request, sampling)
+        self._watch(requests, self.servers.submit_all(requests, sampling))
         while self.has_unfinished():
             finished = self.step()
             outputs |= {output.row_id: output for output in finished}
@@ -59,9 +58,12 @@ class ServedEngine:
 
     def add_request(self, request: GenerationRequest, sampling: Sampling) -> None:
         """Queue one response."""
-        future = self.servers.submit(request, sampling)
-        self._open[request.row_id] = future
-        future.add_done_callback(self._teller(request.row_id))
+        self._watch([request], [self.servers.submit(request, sampling)])
+
+    def _watch(self, requests: Sequence[GenerationRequest], futures: "Sequence[Future[Completion]]") -> None:
+        for request, future in zip(requests, futures, strict=True):
+            self._open[request.row_id] = future
+            future.add_done_callback(self._teller(request.row_id))
 
     def _teller(self, row_id: int) -> "Callable[[Future[Completion]], None]":
         return lambda future: self._done.put(row_id)
