@@ -94,6 +94,10 @@ def _print_own_cost(console: Console, report: Report) -> None:
         cpu = sum(summary.facts["telemetry_cpu_seconds"] for summary in measured)
         steps = sum(summary.times.step_seconds for summary in measured)
         console.print(f"telemetry: {1e3 * cpu / len(measured):.2f} ms of CPU a step, {100 * cpu / steps:.2f} % of it")
+    between = [s.facts["between_seconds"] for s in report.complete[1:] if "between_seconds" in s.facts]
+    if between:
+        mean = sum(between) / len(between)
+        console.print(f"between iterations: {mean:.2f} s, at most {max(between):.2f} s (commit, snapshot, Prefect)")
     through = [summary.facts["controller_bytes"] for summary in report.complete if "controller_bytes" in summary.facts]
     if through:
         console.print(f"through the controller: at most {bytes_text(max(through))} an iteration")
