@@ -8,14 +8,13 @@ With --real both depths also train the quick start with vLLM for 40 iterations, 
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.figure import Figure, report
 from configs.environment import apply_defaults
 
 apply_defaults()
@@ -33,19 +32,6 @@ TOKENS = 6
 """Of every scripted answer: five digits and the stop token."""
 ACCURACY_SLACK = 0.08
 REAL_ITERATIONS = 40
-
-
-@dataclass(frozen=True)
-class Line:
-    """One result."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    better: str
-    ok: bool
-    spread: tuple[float, float] | None = None
 
 
 def config_of(folder: Path, name: str, depth: int, overrides: Sequence[str]) -> RunConfig:
@@ -89,7 +75,7 @@ def accuracy(folder: Path, name: str, depth: int) -> tuple[float, float]:
     return float(summary["sampled_accuracy_after"]), statistics.median(times)
 
 
-def measure(folder: Path, iterations: int, with_real: bool) -> list[Line]:
+def measure(folder: Path, iterations: int, with_real: bool) -> list[Figure]:
     """Alternate the depths, so that a change of the machine's speed meets both."""
     bare = statistics.median(scripted(folder, "bare", 0, WARM_UP + 4, 0.0))
     per_token = bare / TOKENS
@@ -98,33 +84,29 @@ def measure(folder: Path, iterations: int, with_real: bool) -> list[Line]:
         for depth in (0, 1):
             seconds[depth] += scripted(folder, f"depth-{depth}-{half}", depth, WARM_UP + iterations // 2, per_token)
     ratio = statistics.median(seconds[0]) / statistics.median(seconds[1])
-    lines = [
-        Line("async_depth/bare_iteration", round(bare, 4), "s", 0.0, "lower", True),
+    figures = [
+        Figure(name="async_depth/bare_iteration", value=round(bare, 4), unit="s"),
         *(
-            Line(
-                f"async_depth/iteration_depth_{depth}",
-                round(statistics.median(found), 4),
-                "s",
-                0.0,
-                "lower",
-                True,
-                (round(min(found), 4), round(max(found), 4)),
+            Figure(
+                name=f"async_depth/iteration_depth_{depth}",
+                value=round(statistics.median(found), 4),
+                unit="s",
+                note=f"{min(found):.4f} to {max(found):.4f}",
             )
             for depth, found in seconds.items()
         ),
-        Line("async_depth/speed_up", round(ratio, 3), "x", TARGET, "higher", ratio >= TARGET),
+        Figure(name="async_depth/speed_up", value=round(ratio, 3), unit="x", target=TARGET, better="higher"),
     ]
     if with_real:
-        reached = {depth: accuracy(folder, f"real-{depth}", depth) for depth in (0, 1)}
-        gap = reached[0][0] - reached[1][0]
-        speed = reached[0][1] / reached[1][1]
-        lines += [
-            Line(
-                "async_depth/accuracy_lost", round(gap, 4), "accuracy", ACCURACY_SLACK, "lower", gap <= ACCURACY_SLACK
-            ),
-            Line("async_depth/real_speed_up", round(speed, 3), "x", 0.0, "higher", True),
+        (accuracy_0, seconds_0), (accuracy_1, seconds_1) = (
+            accuracy(folder, f"real-{depth}", depth) for depth in (0, 1)
+        )
+        lost, speed = round(accuracy_0 - accuracy_1, 4), round(seconds_0 / seconds_1, 3)
+        figures += [
+            Figure(name="async_depth/accuracy_lost", value=lost, unit="accuracy", target=ACCURACY_SLACK),
+            Figure(name="async_depth/real_speed_up", value=speed, unit="x", better="higher"),
         ]
-    return lines
+    return figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,15 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         config = load_config("quickstart", (f"prefect.home={folder}/prefect",))
         with prefect_api(config.prefect):
-            lines = measure(Path(folder), options.iterations, options.real)
-    for line in lines:
-        spread = "" if line.spread is None else f"  ({line.spread[0]} .. {line.spread[1]})"
-        print(
-            json.dumps(asdict(line))
-            if options.json
-            else f"{line.name:>36}  {line.value} {line.unit}{spread}{'' if line.ok else '  missed ' + str(line.target)}"
-        )
-    return 0 if all(line.ok for line in lines) else 1
+            figures = measure(Path(folder), options.iterations, options.real)
+    return report(figures, options.json)
 
 
 if __name__ == "__main__":

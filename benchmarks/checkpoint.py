@@ -7,7 +7,6 @@ many bytes. `--small` takes 5M parameters and skips the recovery.
 """
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -15,12 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from benchmarks.figure import Figure, report
 from configs.environment import apply_defaults
 from configs.model import ModelConfig, ModelShape
 from configs.training import TrainedRoleConfig
@@ -39,18 +38,6 @@ LARGE = ModelShape(
 SMALL = ModelShape(
     num_layers=4, hidden_size=256, intermediate_size=1024, num_heads=4, vocab_size=2048, max_positions=128
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One figure."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    better: str
-    ok: bool
 
 
 class Holder:
@@ -91,7 +78,7 @@ def _seconds(action: Callable[[], Any]) -> float:
     return time.monotonic() - begun
 
 
-def measure_saves(shape: ModelShape, folder: Path) -> list[Line]:
+def measure_saves(shape: ModelShape, folder: Path) -> list[Figure]:
     """Synchronous against raw bytes, and how long an asynchronous save holds its role up."""
     make: Any = ray.remote(num_cpus=1)(Holder)
     holder = make.remote(shape)
@@ -121,15 +108,15 @@ def measure_saves(shape: ModelShape, folder: Path) -> list[Line]:
     share = statistics.median(held) / sync
     spread = statistics.median(snapshots)
     return [
-        _line("checkpoint_bytes", size / 1e9, "GB", 0.0),
-        _line("checkpoint_sync_seconds", sync, "s", 0.0),
-        _line("checkpoint_sync_over_bytes", ratio, "of writing the bytes", MAX_SYNC),
-        _line("checkpoint_async_blocks", share, "of the synchronous save", MAX_ASYNC),
-        _line("snapshot_in_memory", spread / sync, "of the synchronous save", 0.0),
+        _figure("checkpoint_bytes", size / 1e9, "GB"),
+        _figure("checkpoint_sync_seconds", sync, "s"),
+        _figure("checkpoint_sync_over_bytes", ratio, "of writing the bytes", MAX_SYNC),
+        _figure("checkpoint_async_blocks", share, "of the synchronous save", MAX_ASYNC),
+        _figure("snapshot_in_memory", spread / sync, "of the synchronous save"),
     ]
 
 
-def measure_recovery(folder: Path) -> Line:
+def measure_recovery(folder: Path) -> Figure:
     """From the kill of a rollout worker to the next committed iteration, with the tiny model."""
     from flows.ppo import ppo
     from tasks.api import prefect_api
@@ -141,13 +128,11 @@ def measure_recovery(folder: Path) -> Line:
     ends: dict[int, float] = {}
     with prefect_api(config.prefect), commit_times(ends), Injector(faults=[fault]) as injector:
         ppo(config)
-    return _line("rollout_worker_back_after", ends[2] - injector.made[0].at, "s", MAX_RECOVERY_SECONDS)
+    return _figure("rollout_worker_back_after", ends[2] - injector.made[0].at, "s", MAX_RECOVERY_SECONDS)
 
 
-def _line(name: str, value: float, unit: str, target: float) -> Line:
-    return Line(
-        name=name, value=round(value, 4), unit=unit, target=target, better="lower", ok=not target or value <= target
-    )
+def _figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
+    return Figure(name=name, value=round(value, 4), unit=unit, target=target)
 
 
 def main() -> int:
@@ -161,20 +146,17 @@ def main() -> int:
     reread_settings()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lines: list[Line] = []
+        figures: list[Figure] = []
         if given.only != "recovery":
             store = 400_000_000 if given.small else 5_000_000_000
             ray.init(
                 address="local", num_cpus=2, object_store_memory=store, include_dashboard=False, log_to_driver=False
             )
-            lines += measure_saves(SMALL if given.small else LARGE, folder)
+            figures += measure_saves(SMALL if given.small else LARGE, folder)
             ray.shutdown()
         if given.only != "saves" and not given.small:
-            lines.append(measure_recovery(folder))
-    for line in lines:
-        mark = "" if not line.target else f"  (target {line.target:g}: {'ok' if line.ok else 'MISSED'})"
-        print(json.dumps(asdict(line)) if given.json else f"{line.name:32} {line.value:10.4f} {line.unit}{mark}")
-    return 0 if all(line.ok for line in lines) else 1
+            figures.append(measure_recovery(folder))
+    return report(figures, given.json)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,14 @@ Ours and bare Ray take turns within one run; figures are medians, the spread is 
 """
 
 import argparse
-import json
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.figure import Figure, report
 from configs.environment import apply_defaults
 
 apply_defaults()
@@ -36,23 +35,9 @@ MAX_GROWTH_MIB = 32.0
 """Python's own growth between two measurements; the batch is 256 MiB."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One line of the result."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    better: str
-    ok: bool
-    note: str = ""
-
-
 def figure(name: str, value: float, unit: str, target: float, note: str) -> Figure:
     """A figure for which lower is better."""
-    is_met = value <= target
-    return Figure(name=name, value=round(value, 4), unit=unit, target=target, better="lower", ok=is_met, note=note)
+    return Figure(name=name, value=round(value, 4), unit=unit, target=target, note=note)
 
 
 @ray.remote(num_cpus=0.1, runtime_env={"env_vars": {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0"}})
@@ -190,13 +175,7 @@ def main() -> int:
     parser.add_argument("--skip-data", action="store_true")
     options = parser.parse_args()
     figures = measure(options.sizes, options.calls, not options.skip_start, not options.skip_data)
-    for one in figures:
-        if options.json:
-            print(json.dumps(asdict(one)))
-        else:
-            verdict = "ok " if one.ok else "NO "
-            print(f"{verdict} {one.name}: {one.value:g} {one.unit} (target {one.target:g}); {one.note}")
-    return 0 if all(one.ok for one in figures) else 1
+    return report(figures, options.json)
 
 
 if __name__ == "__main__":

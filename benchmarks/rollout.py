@@ -8,14 +8,14 @@ it. Both take turns in one process; ratios are of pairs, medians over the rounds
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.figure import Figure, report
 from configs.environment import apply_defaults
 
 apply_defaults()
@@ -70,19 +70,6 @@ WORKLOADS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One result."""
-
-    name: str
-    value: float
-    unit: str
-    target: float | None
-    better: str
-    ok: bool
-    note: str
-
-
 def build_worker(workload: Workload) -> RolloutWorker:
     """A worker whose responses have one length, so that both sides do the same work whatever is sampled."""
     source = SourceConfig(name="sort", kind="sorting", size=2000)
@@ -101,7 +88,7 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def measure(workload: Workload, rounds: int) -> list[Line]:
+def measure(workload: Workload, rounds: int) -> list[Figure]:
     """Both sides in turn."""
     worker = build_worker(workload)
     engine: Any = worker.engine
@@ -146,13 +133,12 @@ def measure(workload: Workload, rounds: int) -> list[Line]:
     ratio = statistics.median(ratios)
     low, _, high = statistics.quantiles(ratios, n=4)
     return [
-        Line(
+        Figure(
             name=f"{workload.name}: speed over LLM.generate",
             value=round(ratio, 3),
             unit="ratio",
             target=MIN_RATIO,
             better="higher",
-            ok=ratio >= MIN_RATIO,
             note=f"quartiles {low:.3f} to {high:.3f}; {statistics.median(speeds):,.0f} tokens/s, {tokens} tokens",
         )
     ]
@@ -166,14 +152,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, choices=range(len(WORKLOADS)), help="one workload, by its number")
     options = parser.parse_args()
     chosen = WORKLOADS if options.only is None else WORKLOADS[options.only : options.only + 1]
-    lines = [line for workload in chosen for line in measure(workload, options.rounds)]
-    for line in lines:
-        if options.json:
-            print(json.dumps(asdict(line)), flush=True)
-        else:
-            verdict = "ok" if line.ok else "MISSED"
-            print(f"{line.name:58} {line.value:8.3f} {line.unit:6} target {line.target}  {verdict}  ({line.note})")
-    return 0 if all(line.ok for line in lines) else 1
+    return report((figure for workload in chosen for figure in measure(workload, options.rounds)), options.json)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ each, as the highest resident set over the one before the pass.
 
 import argparse
 import functools
-import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 
+from benchmarks.figure import Figure, report
 from configs.environment import apply_defaults
 
 apply_defaults()
@@ -51,19 +50,6 @@ BUILT = ModelShape(
     vocab_size=8_192,
     max_positions=512,
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    """One result."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    better: str
-    ok: bool
-    spread: str = ""
 
 
 def make_rows(count: int, prompt: tuple[int, int], response: tuple[int, int], vocabulary: int) -> TensorDict:
@@ -122,7 +108,7 @@ def seconds_of(step: Callable[[], object]) -> float:
     return time.monotonic() - begun
 
 
-def measure_speed(name: str, model: ModelConfig, rows: TensorDict, micro_batch_size: int, rounds: int) -> list[Line]:
+def measure_speed(name: str, model: ModelConfig, rows: TensorDict, micro_batch_size: int, rounds: int) -> list[Figure]:
     """Tokens a second of the worker's update over those of the bare loop, in alternating rounds."""
     plan = plan_of(rows, micro_batch_size)
     settings = TrainedRoleConfig(optimizer=OPTIMIZER, micro_batch_size=micro_batch_size)
@@ -142,16 +128,15 @@ def measure_speed(name: str, model: ModelConfig, rows: TensorDict, micro_batch_s
     speed = tokens / statistics.median(right for _, right in pairs)
     spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
     return [
-        Line(
-            f"actor_update_speed_{name}",
-            round(ratio, 4),
-            "of bare loop",
-            MIN_SPEED,
-            "higher",
-            ratio >= MIN_SPEED,
-            spread,
+        Figure(
+            name=f"actor_update_speed_{name}",
+            value=round(ratio, 4),
+            unit="of bare loop",
+            target=MIN_SPEED,
+            better="higher",
+            note=spread,
         ),
-        Line(f"actor_update_{name}", round(speed, 1), "tokens/s", 0.0, "higher", True),
+        Figure(name=f"actor_update_{name}", value=round(speed, 1), unit="tokens/s", better="higher"),
     ]
 
 
@@ -186,15 +171,15 @@ def _resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure_memory() -> list[Line]:
+def measure_memory() -> list[Figure]:
     """Memory of log-probs in chunks over that of the whole computation."""
     whole, chunked = memory_of("whole"), memory_of("chunked")
     ratio = chunked / whole
     spread = f"{chunked / 2**20:.0f} of {whole / 2**20:.0f} MiB"
-    return [Line("log_prob_memory", round(ratio, 4), "of whole", MAX_MEMORY, "lower", ratio <= MAX_MEMORY, spread)]
+    return [Figure(name="log_prob_memory", value=round(ratio, 4), unit="of whole", target=MAX_MEMORY, note=spread)]
 
 
-def measure(model: str, rounds: int) -> list[Line]:
+def measure(model: str, rounds: int) -> list[Figure]:
     """All lines."""
     lines = measure_memory()
     if model == "smollm2":
@@ -207,16 +192,6 @@ def measure(model: str, rounds: int) -> list[Line]:
     return lines + measure_speed("ragged", built, ragged, 8, rounds) + measure_speed("even", built, even, 8, rounds)
 
 
-def show(lines: Sequence[Line], as_json: bool) -> None:
-    """A line each: JSON, or a table."""
-    for line in lines:
-        if as_json:
-            print(json.dumps({key: value for key, value in asdict(line).items() if key != "spread"}))
-        else:
-            mark = "ok" if line.ok else "TOO " + ("SLOW" if line.better == "higher" else "MUCH")
-            print(f"{line.name:28} {line.value:>10} {line.unit:14} target {line.target:<6} {mark:8} {line.spread}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -227,9 +202,7 @@ def main() -> int:
     if options.memory:
         print(pass_memory(options.memory))
         return 0
-    lines = measure(options.model, options.rounds)
-    show(lines, options.json)
-    return 0 if all(line.ok for line in lines) else 1
+    return report(measure(options.model, options.rounds), options.json)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ the command works.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.figure import Figure, report
 from configs.environment import apply_defaults
 
 apply_defaults()
@@ -77,19 +76,6 @@ class MeasuredRollout(RolloutWorker):
         return copied - started, time.perf_counter() - begun
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One result."""
-
-    name: str
-    value: float
-    unit: str
-    target: float | None
-    better: str
-    ok: bool
-    note: str
-
-
 def _random_weights(shape: ModelShape) -> list[tuple[str, torch.Tensor]]:
     width, kv_width, inner = (
         shape.hidden_size,
@@ -141,7 +127,7 @@ def groups(cluster: Cluster, model: ModelConfig, is_fused: bool) -> Iterator[tup
         group.shutdown()
 
 
-def measure(actor: WorkerGroup, rollout: WorkerGroup, ways: list[str], shape: ModelShape, rounds: int) -> list[Line]:
+def measure(actor: WorkerGroup, rollout: WorkerGroup, ways: list[str], shape: ModelShape, rounds: int) -> list[Figure]:
     """Yardstick and ways in turn; the first round warms up and is not counted."""
     ratios: dict[str, list[float]] = {way: [] for way in ways}
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -161,21 +147,20 @@ def measure(actor: WorkerGroup, rollout: WorkerGroup, ways: list[str], shape: Mo
                 times[way].append(report.seconds)
         if number:
             yardsticks.append((copy_seconds, reload_seconds))
-    return [_line(way, ratios[way], times[way], yardsticks, num_bytes) for way in ways]
+    return [_figure(way, ratios[way], times[way], yardsticks, num_bytes) for way in ways]
 
 
-def _line(
+def _figure(
     way: str, ratios: list[float], times: list[float], yardsticks: list[tuple[float, float]], num_bytes: int
-) -> Line:
+) -> Figure:
     ratio, target = statistics.median(ratios), MAX_RATIO[way]
     low, _, high = statistics.quantiles(ratios, n=4)
-    return Line(
+    return Figure(
         name=f"sync by {way} over copy + reload",
         value=round(ratio, 3),
         unit="ratio",
         target=target,
         better="lower",
-        ok=target is None or ratio <= target,
         note=(
             f"quartiles {low:.2f} to {high:.2f}; sync {statistics.median(times):.3f} s, copy "
             f"{statistics.median(pair[0] for pair in yardsticks):.3f} s, reload "
@@ -193,7 +178,7 @@ def main() -> int:
     options = parser.parse_args()
     shape = SMALL if options.small else SMOLLM2
     model = ModelConfig(build="tiny", shape=shape)
-    lines: list[Line] = []
+    figures: list[Figure] = []
     ray.init(
         address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1_500_000_000
     )
@@ -203,15 +188,9 @@ def main() -> int:
                 pools = ["main"] if is_fused else ["actor", "rollout"]
                 cluster.reserve({pool: PoolConfig(nodes=(1,)) for pool in pools})
                 with groups(cluster, model, is_fused) as (actor, rollout):
-                    lines += measure(actor, rollout, ways, shape, options.rounds)
+                    figures += measure(actor, rollout, ways, shape, options.rounds)
     ray.shutdown()
-    for line in lines:
-        if options.json:
-            print(json.dumps(asdict(line)), flush=True)
-        else:
-            verdict = "ok" if line.ok else "MISSED"
-            print(f"{line.name:44} {line.value:7.3f} {line.unit} target {line.target}  {verdict}  ({line.note})")
-    return 0 if all(line.ok for line in lines) else 1
+    return report(figures, options.json)
 
 
 if __name__ == "__main__":
