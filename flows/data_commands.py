@@ -27,11 +27,13 @@ def data(config: ConfigPath, *, set_: Overrides = (), samples: int = 2, json_: A
 
     Exit code 2 when a run could not use them.
     """
-    from resources.models.causal_lm import load_tokenizer
+    from resources.import_paths import add_import_paths
+    from resources.models.causal_lm import ModelError, load_tokenizer
     from resources.prompt_report import report_prompts
     from resources.prompt_sources import PromptError
 
     checked = load_config(config, set_)
+    add_import_paths(checked.code.import_paths)
     try:
         report = report_prompts(
             checked.data,
@@ -40,7 +42,7 @@ def data(config: ConfigPath, *, set_: Overrides = (), samples: int = 2, json_: A
             group_size=checked.rollout.group_size,
             num_samples=samples,
         )
-    except PromptError as error:
+    except (ModelError, PromptError) as error:
         raise Refused(str(error)) from None
     if json_:
         print(json.dumps(report.to_json()))
@@ -48,10 +50,7 @@ def data(config: ConfigPath, *, set_: Overrides = (), samples: int = 2, json_: A
         from rich.console import Console
 
         _print_report(report, Console())
-    stops = report.rows_of_an_epoch < report.prompts_per_iteration or (
-        report.overlong_prompts == "error" and any(one.overlong for one in report.sources)
-    )
-    return REFUSED if stops else DONE
+    return REFUSED if report.stops else DONE
 
 
 @app.command(name="fetch-model")

@@ -46,6 +46,8 @@ class SourceReport:
     overlong: int
     """Rows above data.max_prompt_length: filtered, cut, or an error, as data.overlong_prompts says."""
     overlong_rows: Sequence[int]
+    unknown: int
+    """Rows that hold characters for which the tokenizer has no token."""
     duplicates: int
     """Rows whose prompt stands earlier in the same source."""
     duplicate_rows: Sequence[int]
@@ -69,6 +71,8 @@ class PromptReport:
     max_prompt_length: int
     problems: Sequence[str]
     """In words, for whoever decides whether to start."""
+    stops: bool
+    """Whether a run would refuse these prompts."""
 
     def to_json(self) -> dict[str, Any]:
         """For `callsheet data --json`."""
@@ -99,16 +103,17 @@ def report_prompts(
             _report(part, tokenizer, data, "validation", known, part[0].weight / weights, 1, num_samples)
             for part in held_out
         ]
-    left = sum(
-        one.rows - (one.overlong if data.overlong_prompts == "filter" else 0) for one in found if one.part == "training"
-    )
+    left = _rows_left(found, data, "training")
+    lengths = [] if data.overlong_prompts == "error" else _overlong(found, data)
+    stopping = _shortages(found, data, validation, left)
     return PromptReport(
         sources=found,
         rows_of_an_epoch=left,
         prompts_per_iteration=data.prompts_per_iteration,
         overlong_prompts=data.overlong_prompts,
         max_prompt_length=data.max_prompt_length,
-        problems=_problems(found, data, left),
+        problems=[*lengths, *_problems(found), *stopping],
+        stops=bool(stopping),
     )
 
 
@@ -143,6 +148,7 @@ def _report(
         without_answer=sum(not row.answer for row in rows),
         overlong=len(long),
         overlong_rows=long[:MOST_LISTED],
+        unknown=sum(tokenizer.unk_token_id in ids for ids in all_ids) if tokenizer.unk_token_id is not None else 0,
         duplicates=len(twice),
         duplicate_rows=twice[:MOST_LISTED],
         also_in_training=sum(_key(row) in elsewhere for row in rows),
@@ -164,16 +170,11 @@ def _key(row: SourceRow) -> str:
     return row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, sort_keys=True)
 
 
-def _problems(found: Sequence[SourceReport], data: DataConfig, left: int) -> list[str]:
+def _problems(found: Sequence[SourceReport]) -> list[str]:
     said: list[str] = []
     for one in found:
-        if one.overlong:
-            what = {"filter": "would be filtered out", "error": "would stop the run"}
-            fate = what.get(data.overlong_prompts, "would be cut")
-            said.append(
-                f"{one.name}: {one.overlong} of {one.rows} prompts are longer than {data.max_prompt_length} tokens"
-                f" and {fate}"
-            )
+        if one.unknown:
+            said.append(f"{one.name}: {one.unknown} prompts hold characters that the tokenizer does not know")
         if one.duplicates:
             said.append(
                 f"{one.name}: {one.duplicates} prompts stand more than once, for example row {one.duplicate_rows[0]}"
@@ -182,8 +183,34 @@ def _problems(found: Sequence[SourceReport], data: DataConfig, left: int) -> lis
             said.append(f"{one.name}: {one.without_answer} rows have no answer; graders that compare cannot score them")
         if one.also_in_training:
             said.append(f"{one.name}: {one.also_in_training} held-out prompts are training prompts too")
+    return said
+
+
+def _overlong(found: Sequence[SourceReport], data: DataConfig) -> list[str]:
+    what = {"filter": "would be filtered out", "error": "would stop the run"}
+    fate = what.get(data.overlong_prompts, "would be cut")
+    return [
+        f"{one.name}: {one.overlong} of {one.rows} prompts are longer than {data.max_prompt_length} tokens and {fate}"
+        for one in found
+        if one.overlong
+    ]
+
+
+def _shortages(found: Sequence[SourceReport], data: DataConfig, validation: ValidationConfig, left: int) -> list[str]:
+    """What would end a run at its start."""
+    said = _overlong(found, data) if data.overlong_prompts == "error" else []
     if left < data.prompts_per_iteration:
         said.append(
             f"{left} training prompts are left, fewer than data.prompts_per_iteration = {data.prompts_per_iteration}"
         )
+    held_out = _rows_left(found, data, "validation")
+    if validation.sources and held_out < validation.num_prompts:
+        said.append(
+            f"{held_out} held-out prompts are left, fewer than validation.num_prompts = {validation.num_prompts}"
+        )
     return said
+
+
+def _rows_left(found: Sequence[SourceReport], data: DataConfig, part: str) -> int:
+    is_filtered = data.overlong_prompts == "filter"
+    return sum(one.rows - (one.overlong if is_filtered else 0) for one in found if one.part == part)

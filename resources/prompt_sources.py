@@ -4,38 +4,20 @@ Generated tasks keep a tenth of their space for validation, chosen by a hash of 
 ever a validation row whatever the seeds and sizes are.
 """
 
-import importlib
-import json
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from configs.data import SourceConfig
+from resources.prompt_tables import PromptError, SourceRow, origin_of, rows_of_table
 
 HELD_OUT_PARTS = 10
 """One part in this many of a generated space is held out for validation."""
 DEFAULT_SIZE = 10_000
 _ENUMERABLE = 10**6
 _MAX_DRAWS_PER_ROW = 1000
-
-
-class PromptError(ValueError):
-    """Prompts that cannot be used: which source, which rows, which column, and what to do."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceRow:
-    """One row as its source gives it."""
-
-    index: int
-    """Position in the source; the same for the same file or the same generator settings."""
-    prompt: str | list[dict[str, str]]
-    """A text, or chat messages."""
-    answer: str
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def load_rows(source: SourceConfig, *, held_out: bool = False) -> list[SourceRow]:
@@ -55,19 +37,15 @@ def load_rows(source: SourceConfig, *, held_out: bool = False) -> list[SourceRow
     elif source.kind == "reasoning_gym":
         rows = _reasoning_gym(source, held_out)
     else:
-        rows = _from_table(source, _read_table(source, held_out))
+        rows = rows_of_table(source, held_out=held_out)
     if not rows:
-        raise PromptError(f"source {source.name!r} has no rows; {_origin(source)} is empty")
+        raise PromptError(f"source {source.name!r} has no rows; {origin_of(source)} is empty")
     return rows
 
 
 def is_held_out(prompt: str) -> bool:
     """Whether a generated prompt belongs to validation; a function of its text alone."""
     return zlib.crc32(prompt.encode()) % HELD_OUT_PARTS == 0
-
-
-def _origin(source: SourceConfig) -> str:
-    return f"{source.kind} {source.path!r}" if source.path else source.kind
 
 
 # Generated here ------------------------------------------------------------------------------------------------------
@@ -215,96 +193,3 @@ def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
         )
         for index, entry in enumerate(kept)
     ]
-
-
-# Read from elsewhere -------------------------------------------------------------------------------------------------
-
-
-def _read_table(source: SourceConfig, held_out: bool) -> Iterable[Mapping[str, Any]]:
-    path = str(source.path)
-    if source.kind == "hub":
-        import datasets  # pulls in pandas and pyarrow; only where it is used
-
-        return datasets.load_dataset(path, split=source.split, **source.options)
-    if source.kind == "python":
-        return _call(source, held_out)
-    if not Path(path).expanduser().is_file():
-        raise PromptError(f"source {source.name!r}: {path!r} is no file; give the path of a {source.kind} file")
-    return (_read_json if source.kind == "json" else _read_parquet)(source, Path(path).expanduser())
-
-
-def _read_json(source: SourceConfig, path: Path) -> Iterable[Mapping[str, Any]]:
-    """A JSON list of objects, or one object a line."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as error:
-        raise PromptError(
-            f"source {source.name!r}: {path} is neither a JSON list nor one JSON object a line: {error}"
-        ) from error
-    wrong = [index for index, row in enumerate(rows) if not isinstance(row, dict)]
-    if wrong:
-        raise PromptError(f"source {source.name!r}: rows {wrong[:20]} of {path} are no JSON objects")
-    return rows
-
-
-def _read_parquet(source: SourceConfig, path: Path) -> Iterable[Mapping[str, Any]]:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path).to_pylist()
-
-
-def _call(source: SourceConfig, held_out: bool) -> Iterable[Mapping[str, Any]]:
-    module, _, name = str(source.path).partition(":")
-    if not name:
-        raise PromptError(f"source {source.name!r}: path is {source.path!r}; write module:function")
-    try:
-        function = vars(importlib.import_module(module))[name]
-    except (ImportError, KeyError) as error:
-        raise PromptError(
-            f"source {source.name!r}: {source.path!r} cannot be imported ({error!r}); put its folder into "
-            "code.import_paths"
-        ) from error
-    return list(
-        function(split="validation" if held_out else source.split, size=source.size, seed=source.seed, **source.options)
-    )
-
-
-def _from_table(source: SourceConfig, table: Iterable[Mapping[str, Any]]) -> list[SourceRow]:
-    rows: list[SourceRow] = []
-    bad: list[int] = []
-    columns = [source.prompt_column, *([source.answer_column] if source.answer_column else [])]
-    for index, entry in enumerate(table):
-        if source.size is not None and index >= source.size:
-            break
-        absent = [column for column in columns if column not in entry]
-        if absent:
-            raise PromptError(
-                f"source {source.name!r}: row {index} has no column {absent[0]!r}; it has {sorted(entry)}"
-            )
-        if any(entry[column] is None for column in columns) or entry[source.prompt_column] in ("", []):
-            bad.append(index)
-            continue
-        rows.append(_row(source, index, entry, columns))
-    if bad:
-        raise PromptError(
-            f"source {source.name!r}: rows {bad[:20]} ({len(bad)} in all) have a null {' or '.join(columns)}; remove "
-            f"them from {_origin(source)}"
-        )
-    return rows
-
-
-def _row(source: SourceConfig, index: int, entry: Mapping[str, Any], columns: Sequence[str]) -> SourceRow:
-    prompt = entry[source.prompt_column]
-    if not isinstance(prompt, str):
-        prompt = [{"role": str(message["role"]), "content": str(message["content"])} for message in prompt]
-    answer = "" if source.answer_column is None else entry[source.answer_column]
-    return SourceRow(
-        index=index,
-        prompt=prompt,
-        answer=answer if isinstance(answer, str) else json.dumps(answer),
-        extra={name: value for name, value in entry.items() if name not in columns},
-    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from jinja2 import TemplateError
 
 from configs.data import DataConfig, SourceConfig, ValidationConfig
 from resources.prompt_sources import PromptError, SourceRow, load_rows
@@ -118,6 +119,7 @@ class PromptSource:
         self.num_rows = sum(len(rendered.rows) for rendered in self._sources)
         self.num_filtered = sum(rendered.num_filtered for rendered in self._sources)
         self._pattern, self._counts = _mix([r.source.weight for r in self._sources], self.num_rows)
+        self._check_shares()
         self._order = _EpochOrder()
         self.identity = self._identity()
         if not held_out and self.num_rows < data.prompts_per_iteration:
@@ -232,6 +234,14 @@ class PromptSource:
         seed = stream_seed(self._data.seed, f"shuffle {name}", number_of_pass)
         return np.random.Generator(np.random.PCG64(seed)).permutation(size)
 
+    def _check_shares(self) -> None:
+        idle = [one.source.name for one, count in zip(self._sources, self._counts, strict=True) if not count]
+        if idle:
+            raise PromptError(
+                f"sources {idle} have weights so small that none of the {self.num_rows} prompts of an epoch is theirs; "
+                "raise data.sources[].weight, or remove them"
+            )
+
     def _identity(self) -> str:
         digest = hashlib.sha256()
         for rendered in self._sources:
@@ -252,12 +262,13 @@ class PromptSource:
                 "them"
             )
         limit, policy = self._data.max_prompt_length, self._data.overlong_prompts
-        long = [row.index for row, ids in zip(rows, all_ids, strict=True) if len(ids) > limit]
+        long = [(row.index, len(ids)) for row, ids in zip(rows, all_ids, strict=True) if len(ids) > limit]
         if long and policy == "error":
+            told = ", ".join(f"row {index}: {length} tokens" for index, length in long[:20])
             raise PromptError(
-                f"source {source.name!r}: rows {long[:20]} ({len(long)} in all) are longer than data.max_prompt_length "
-                f"= {limit} tokens; "
-                "raise it, or set data.overlong_prompts to filter or truncate_left"
+                f"source {source.name!r}: {len(long)} prompts are longer than data.max_prompt_length = {limit} "
+                f"({told}); raise it to {max(length for _, length in long)}, or set data.overlong_prompts to filter or "
+                "truncate_left"
             )
         if policy == "filter":
             kept = [(row, ids) for row, ids in zip(rows, all_ids, strict=True) if len(ids) <= limit]
@@ -299,14 +310,22 @@ class PromptSource:
                 "data.chat_template is true but the tokenizer has no chat template; set it to false or use another "
                 "tokenizer"
             )
-        texts: list[Any] = [
-            self._tokenizer.apply_chat_template(
-                self._messages(row), tools=cast("Any", self._tools), tokenize=False, add_generation_prompt=True
-            )
-            for row in rows
-        ]
+        texts = [self._through_template(source, row) for row in rows]
         # The template writes the special tokens itself.
         return self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+    def _through_template(self, source: SourceConfig, row: SourceRow) -> Any:
+        messages = self._messages(row)
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=cast("Any", self._tools), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise PromptError(
+                f"source {source.name!r}: the chat template refuses row {row.index}, whose messages are by "
+                f"{[message['role'] for message in messages]}: {type(error).__name__}: {error}; change the row, "
+                "data.system_prompt, or the tokenizer's template"
+            ) from error
 
     def _messages(self, row: SourceRow) -> list[dict[str, str]]:
         messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else list(row.prompt)

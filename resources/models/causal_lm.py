@@ -83,9 +83,25 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     padding and end of sequence are one token and no spare token exists.
     """
     model = _plain(model)
-    tokenizer = _read_tokenizer(model)
-    check_tokenizer(tokenizer, load_model_config(model))
+    try:
+        tokenizer = _read_tokenizer(model)
+        config = load_model_config(model)
+    except ModelError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:  # whatever transformers says of a broken folder
+        raise ModelError(_unreadable(model, error)) from error
+    check_tokenizer(tokenizer, config)
     return tokenizer
+
+
+def _unreadable(model: ModelConfig, error: Exception) -> str:
+    where = model.path if model.tokenizer_path is None else model.tokenizer_path
+    key = "model.path" if model.tokenizer_path is None else "model.tokenizer_path"
+    told = (str(error).strip().splitlines() or [""])[0][:200]
+    return (
+        f"{key} is {where!r}, from which no tokenizer and config can be read ({type(error).__name__}: {told}); give a "
+        "folder with config.json, weights and tokenizer.json, or the name of a model that can be reached"
+    )
 
 
 def _read_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -120,10 +136,11 @@ def _dequantised(model: ModelConfig) -> PreTrainedModel:
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
     """Raise ModelError for a tokenizer that does not fit the model; give it a pad token where a spare one exists."""
     vocab_size = int(config.get_text_config().vocab_size)
-    if len(tokenizer) > vocab_size:
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if max(len(tokenizer), highest + 1) > vocab_size:
         raise ModelError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {vocab_size} embeddings; "
-            "point model.tokenizer_path at the model's own tokenizer"
+            f"the tokenizer has {len(tokenizer)} tokens and the model {vocab_size} embeddings (its highest id is "
+            f"{highest}); point model.tokenizer_path at the model's own tokenizer"
         )
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no end-of-sequence token, so no response could ever end; use one that has")
@@ -211,6 +228,12 @@ def _checked_path(model: ModelConfig) -> str:
     if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
         raise ModelError(f"model.path {folder} has a config.json but no weights; it needs *.safetensors beside it")
     return str(folder)
+
+
+def check_model_folder(model: ModelConfig) -> None:
+    """Raise ModelError for a path that is no model: it does not exist, or lacks its config or its weights."""
+    if model.build is None:
+        _checked_path(model)
 
 
 def _names(folder: Path) -> list[str]:

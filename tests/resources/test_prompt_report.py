@@ -18,9 +18,12 @@ def source(folder: Path, rows: list[tuple[str, str]], name: str = "file", **chan
     return SourceConfig(name=name, kind="json", path=str(path), **changes)
 
 
-def report(*sources: SourceConfig, held_out: tuple[SourceConfig, ...] = (), **changes) -> PromptReport:
+def report(
+    *sources: SourceConfig, held_out: tuple[SourceConfig, ...] = (), num_prompts: int = 2, **changes
+) -> PromptReport:
     data = DataConfig(sources=sources, **{"prompts_per_iteration": 2, **changes})
-    return report_prompts(data, ValidationConfig(sources=held_out), TOKENIZER, group_size=4)
+    validation = ValidationConfig(sources=held_out, num_prompts=num_prompts)
+    return report_prompts(data, validation, TOKENIZER, group_size=4)
 
 
 def test_lengths_are_those_before_any_limit(tmp_path: Path):
@@ -36,6 +39,23 @@ def test_what_the_filter_takes_is_missing_from_the_epoch(tmp_path: Path):
     assert found.rows_of_an_epoch == 1
     assert any("1 of 2 prompts are longer than 4 tokens and would be filtered out" in text for text in found.problems)
     assert any("fewer than data.prompts_per_iteration = 2" in text for text in found.problems)
+    assert found.stops
+    assert not report(source(tmp_path, [("12", "1"), ("123", "1")]), max_prompt_length=4).stops
+
+
+def test_too_few_held_out_prompts_stop_a_run(tmp_path: Path):
+    rows = [("a", "1"), ("b", "1")]
+    held_out = source(tmp_path, [("c", "1")], "held-out")
+    found = report(source(tmp_path, rows), held_out=(held_out,), num_prompts=2)
+    assert found.stops
+    assert "1 held-out prompts are left, fewer than validation.num_prompts = 2" in found.problems
+    assert not report(source(tmp_path, rows), held_out=(held_out,), num_prompts=1).stops
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_counted(tmp_path: Path):
+    found = report(source(tmp_path, [("a", "1"), ("\N{GREEK SMALL LETTER ALPHA}", "1")]))
+    assert found.sources[0].unknown == 1
+    assert any("1 prompts hold characters that the tokenizer does not know" in text for text in found.problems)
 
 
 def test_a_prompt_that_stands_twice_is_named_by_its_later_row(tmp_path: Path):

@@ -23,6 +23,10 @@ def numbered(tmp_path: Path, count: int, name: str = "file", **changes) -> Sourc
     return source(tmp_path, [{"prompt": f"p{k}", "answer": str(k)} for k in range(count)], name, **changes)
 
 
+def numbered_letters(tmp_path: Path) -> SourceConfig:
+    return source(tmp_path, [{"prompt": letter, "answer": ""} for letter in "abc"])
+
+
 def prompts(*sources: SourceConfig, batch: int = 1, **changes) -> PromptSource:
     return PromptSource(DataConfig(sources=list(sources), prompts_per_iteration=batch, **changes), TOKENIZER)
 
@@ -52,7 +56,7 @@ def test_the_order_is_a_function_of_data_seed_and_epoch_alone(tmp_path):
 
 
 def test_after_two_batches_of_two_the_rest_comes_once_each(tmp_path):
-    # BL-064: 10 rows, batch 2, stopped after 2 batches; 6 rows remain.
+    # 10 rows, batch 2, stopped after 2 batches; 6 rows remain.
     source_ = prompts(numbered(tmp_path, 10))
     seen = source_.rows(0, 0, 4)
     resumed = prompts(numbered(tmp_path, 10)).rows(seen.epoch, seen.start, 6)
@@ -104,7 +108,7 @@ def test_skipping_everything_ends_with_a_message(tmp_path):
 
 
 def test_other_data_starts_at_its_beginning(tmp_path):
-    # BL-065: six rows consumed, then data of 10 and of 4 rows.
+    # six rows consumed, then data of 10 and of 4 rows.
     old = prompts(numbered(tmp_path, 8, "old"))
     state = old.position_state(0, 6)
     assert old.resume_position(state) == (0, 6)
@@ -137,6 +141,13 @@ def test_a_small_source_of_large_weight_goes_round_evenly(tmp_path):
     assert min(counts) >= 8
 
 
+def test_a_source_that_no_prompt_would_come_from_is_refused(tmp_path):
+    heavy, light = numbered(tmp_path, 10, "heavy", weight=1000.0), numbered(tmp_path, 10, "light", weight=1.0)
+    with pytest.raises(PromptError, match=r"sources \['light'\] have weights so small that none of the 20 prompts"):
+        prompts(heavy, light)
+    assert prompts(numbered(tmp_path, 10, "heavy", weight=15.0), light).num_rows == 20
+
+
 def test_records_hold_what_graders_read(tmp_path):
     [prompt] = prompts(source(tmp_path, [{"prompt": "ä?", "answer": "1", "level": 3}])).rows(0, 0, 1).prompts
     record = json.loads(prompt.record())
@@ -155,7 +166,7 @@ def test_records_hold_what_graders_read(tmp_path):
     ],
 )
 def test_long_prompts_follow_the_policy(tmp_path, policy, rows):
-    # BL-062: lengths 3, 8 and 12, limit 10; the ids are the only copy.
+    # lengths 3, 8 and 12, limit 10; the ids are the only copy.
     letters = "abcdefghijkl"
     file = source(tmp_path, [{"prompt": letters[:size], "answer": ""} for size in (3, 8, 12)])
     source_ = prompts(file, max_prompt_length=10, overlong_prompts=policy)
@@ -166,14 +177,14 @@ def test_long_prompts_follow_the_policy(tmp_path, policy, rows):
 
 def test_a_long_prompt_can_be_an_error_that_names_its_row(tmp_path):
     file = source(tmp_path, [{"prompt": "ab", "answer": ""}, {"prompt": "abcdef", "answer": ""}])
-    with pytest.raises(PromptError, match=r"rows \[1\].*max_prompt_length = 4"):
+    said = r"1 prompts are longer than data.max_prompt_length = 4 .*\(row 1: 6 tokens\); raise it to 6"
+    with pytest.raises(PromptError, match=said):
         prompts(file, max_prompt_length=4, overlong_prompts="error")
 
 
 def test_filtering_below_one_batch_is_an_error_at_the_start(tmp_path):
-    # BL-061: 64 rows, one left, batch 64.
-    file = source(tmp_path, [{"prompt": "a" if k == 0 else "a" * 20, "answer": ""} for k in range(64)])
-    with pytest.raises(PromptError, match=r"1 prompts are left \(63 were filtered out\).*prompts_per_iteration is 64"):
+    file = source(tmp_path, [{"prompt": "a" * 20 if k == 9 else "a", "answer": ""} for k in range(64)])
+    with pytest.raises(PromptError, match=r"63 prompts are left \(1 were filtered out\).*prompts_per_iteration is 64"):
         prompts(file, batch=64, max_prompt_length=10)
 
 
@@ -194,74 +205,28 @@ def test_chat_messages_without_a_template_are_refused(tmp_path):
         prompts(file)
 
 
-# Bad rows
-
-
-def test_null_prompts_are_listed_by_row(tmp_path):
-    # BL-073: rows 0 and 1 of 3 are null.
-    file = source(
-        tmp_path, [{"prompt": None, "answer": "1"}, {"prompt": None, "answer": "1"}, {"prompt": "a", "answer": "1"}]
+def test_a_chat_that_the_template_refuses_is_named_by_its_row(tmp_path):
+    tokenizer = build_character_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') if messages | length > 1 else 'x' }}"
+    chats = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "a"}] * 2]
+    data = DataConfig(
+        sources=[source(tmp_path, [{"prompt": chat, "answer": ""} for chat in chats])],
+        prompts_per_iteration=1,
+        chat_template=True,
     )
-    with pytest.raises(PromptError, match=r"rows \[0, 1\] \(2 in all\) have a null prompt"):
-        load_rows(file)
+    with pytest.raises(PromptError, match=r"refuses row 1, whose messages are by \['user', 'user'\].*alternate"):
+        PromptSource(data, tokenizer)
 
 
-def test_a_missing_column_names_row_and_column(tmp_path):
-    file = source(tmp_path, [{"prompt": "a", "answer": "1"}, {"question": "b", "answer": "1"}])
-    with pytest.raises(PromptError, match=r"row 1 has no column 'prompt'; it has \['answer', 'question'\]"):
-        load_rows(file)
-
-
-def test_an_empty_file_is_refused(tmp_path):
-    with pytest.raises(PromptError, match="has no rows"):
-        load_rows(source(tmp_path, []))
-
-
-def test_a_prompt_of_no_tokens_is_refused(tmp_path):
-    with pytest.raises(PromptError, match=r"rows \[1\] .* have a null prompt or answer"):
-        load_rows(source(tmp_path, [{"prompt": "a", "answer": ""}, {"prompt": "", "answer": ""}]))
-
-
-def test_a_file_that_is_not_json_is_named(tmp_path):
-    (tmp_path / "x.json").write_text("a,b")
-    with pytest.raises(PromptError, match=r"x\.json is neither"):
-        load_rows(SourceConfig(name="x", kind="json", path=str(tmp_path / "x.json")))
-
-
-def test_a_file_that_does_not_exist_is_named():
-    with pytest.raises(PromptError, match=r"'/nowhere\.json' is no file"):
-        load_rows(SourceConfig(name="x", kind="json", path="/nowhere.json"))
+def test_a_prompt_that_renders_to_no_token_is_refused(tmp_path):
+    tokenizer = build_character_tokenizer()
+    tokenizer.chat_template = "{{ '' if messages[0]['content'] == 'b' else 'x' }}"
+    data = DataConfig(sources=[numbered_letters(tmp_path)], prompts_per_iteration=1, chat_template=True)
+    with pytest.raises(PromptError, match=r"rows \[1\] \(1 in all\) render to no token"):
+        PromptSource(data, tokenizer)
 
 
 # Kinds
-
-
-def test_parquet_and_json_give_the_same_rows(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
-    table = load_rows(SourceConfig(name="x", kind="parquet", path=str(tmp_path / "x.parquet")))
-    assert [(row.prompt, row.answer) for row in table] == [
-        (row.prompt, row.answer) for row in load_rows(source(tmp_path, rows))
-    ]
-
-
-def test_a_function_of_yours_gives_rows(tmp_path, monkeypatch):
-    (tmp_path / "my_rows.py").write_text(
-        "def rows(*, split, size, seed, start):\n    return "
-        "[{'prompt': f'{split}{seed}{start + k}', 'answer': None or ''} for k in range(size)]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    mine = SourceConfig(name="x", kind="python", path="my_rows:rows", size=2, seed=7, options={"start": 5})
-    assert [row.prompt for row in load_rows(mine)] == ["train75", "train76"]
-    assert load_rows(mine, held_out=True)[0].prompt == "validation75"
-
-
-def test_an_import_path_that_fails_is_named():
-    with pytest.raises(PromptError, match="'nothing:here' cannot be imported"):
-        load_rows(SourceConfig(name="x", kind="python", path="nothing:here"))
 
 
 def test_sorting_prompts_have_their_digits_in_order_as_answer():
