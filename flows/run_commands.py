@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, REFUSED, AsJson, ConfigPath, Overrides, app
+from flows.refusals import without_traceback
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -52,6 +53,7 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
 def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
     """Run the training flow in this process, with a Prefect server where none is named."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # the console has a line or a panel of its own
+    from resources.input_check import check_inputs
     from resources.local_cluster import shared_cores_note
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
@@ -60,8 +62,10 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
     threading.Thread(target=importlib.import_module, args=("flows.ppo",), daemon=True).start()
     with ExitStack() as stack:
         try:
+            if resume_from is None:
+                check_inputs(config)
             url = stack.enter_context(prefect_api(config.prefect))
-        except (ApiUnreachableError, PrefectServerError) as error:
+        except (ApiUnreachableError, ConfigError, PrefectServerError) as error:
             return _refuse(str(error), as_json)
         print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
         note = shared_cores_note(config)
@@ -82,7 +86,8 @@ def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, 
     folder = Path(config.run_dir) / config.name if resume_from is None else resume_from
     try:
         flow = distillation if config.algorithm.name == "distillation" else ppo
-        summary: dict[str, Any] = flow(config, None if resume_from is None else str(resume_from))
+        with without_traceback((*REFUSALS, ConfigError)):
+            summary: dict[str, Any] = flow(config, None if resume_from is None else str(resume_from))
     except (*REFUSALS, ConfigError) as error:
         return _refuse(str(error), as_json)
     except (KeyboardInterrupt, RunCancelledError):

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, AsJson, ConfigPath, Overrides, Refused, app
+from flows.refusals import without_traceback
 
 if TYPE_CHECKING:
     from configs.model import ModelConfig
@@ -119,15 +120,18 @@ def renamed(config: "RunConfig", model: "ModelConfig") -> "RunConfig":
 
 def _run(config: "RunConfig", flow: Callable[[], dict[str, Any]], as_json: bool) -> int:
     """Call a flow with a Prefect server, and tell its result."""
+    from resources.input_check import check_inputs
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
     from tasks.session import REFUSALS
 
     with ExitStack() as stack:
         try:
+            check_inputs(config)
             url = stack.enter_context(prefect_api(config.prefect))
             print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
-            result = flow()
+            with without_traceback((*REFUSALS, ConfigError)):
+                result = flow()
         except (ApiUnreachableError, PrefectServerError, *REFUSALS, ConfigError) as error:
             raise Refused(str(error)) from None
         except KeyboardInterrupt:

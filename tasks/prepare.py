@@ -16,6 +16,7 @@ from prefect.states import Crashed
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
+from resources.input_check import check_inputs
 from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
@@ -33,6 +34,9 @@ from tasks.watchers import open_watchers
 @contextlib.contextmanager
 def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     """A new run, or the one in the folder `resume`; everything of it is gone from the cluster afterwards."""
+    left = _folder_to_resume(config, resume)
+    if left is None:
+        check_inputs(config)
     if config.teachers:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 
@@ -41,7 +45,7 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
         from resources.client_episodes import check_agent  # loads the engines' side
 
         check_agent(config)
-    config, directory = open_directory(config, _folder_to_resume(config, resume))
+    config, directory = open_directory(config, left)
     try:
         with open_session(config, directory) as run:
             check_from_nodes()

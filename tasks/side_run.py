@@ -11,6 +11,7 @@ from typing import Any
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, all_duties, distinct_groups, duties_of, start_process_group
+from resources.input_check import check_inputs
 from resources.run_directory import RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
@@ -27,6 +28,7 @@ def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = Fals
 
     Raises what `open_session` raises.
     """
+    check_inputs(config)
     config, directory = open_directory(config, None)
     try:
         with open_session(config, directory) as run:

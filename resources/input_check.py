@@ -1,0 +1,126 @@
+"""What a run reads, looked at before anything is started: models, tokenizers, tables of prompts.
+
+The command line looks before it starts a server, the flow looks for whoever calls it without one, and workers check the
+same again where they run. Here a mistake costs seconds and ends with one block of text.
+"""
+
+from collections.abc import Iterator
+
+from configs.data import SourceConfig
+from configs.problems import UNSAID, ConfigError, Problem
+from configs.run import RunConfig
+from resources.import_paths import add_import_paths
+from resources.prompt_sources import DEFAULT_SIZE, load_rows
+from resources.prompt_tables import PromptError
+
+READ_FROM_ELSEWHERE = ("json", "parquet", "hub", "python")
+RENDERED_AT_MOST = 50_000
+"""Rows that are tokenized here besides, a second or two; of larger tables the workers tell what is too long."""
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Raises ConfigError with every problem. Of a cluster elsewhere only its own nodes know what they can read."""
+    if config.ray.address is not None:
+        return
+    add_import_paths(config.code.import_paths)
+    counts, problems = _count_rows(config)
+    problems = [*_model_problems(config), *problems, *_shortages(config, counts)]
+    tables = [source for source in config.data.sources if source.kind in READ_FROM_ELSEWHERE]
+    if not problems and tables and sum(counts.values()) <= RENDERED_AT_MOST:
+        problems = list(_rendering_problems(config))
+    if problems:
+        raise ConfigError(config.name, problems)
+
+
+def _model_problems(config: RunConfig) -> Iterator[Problem]:
+    read = {"critic.model": config.critic.model}
+    read |= {f"reward.graders.{n}.model": grader.model for n, grader in enumerate(config.reward.graders)}
+    others = {path: model for path, model in read.items() if model is not None and model.build is None}
+    is_made_here = config.model.build is not None and config.model.tokenizer_path is None
+    if is_made_here and not others:
+        return  # nothing is read, and transformers takes seconds to import
+    from resources.models.causal_lm import ModelError, check_model_folder, load_tokenizer
+
+    try:
+        if not is_made_here:
+            load_tokenizer(config.model)
+            _check_sizes(config)
+    except ModelError as error:
+        yield Problem("model", UNSAID, str(error))
+    for path, model in others.items():
+        try:
+            check_model_folder(model)
+        except ModelError as error:
+            yield Problem(path, UNSAID, str(error))
+
+
+def _check_sizes(config: RunConfig) -> None:
+    """What is sampled has positions and embeddings in the model that was found, whatever `model.shape` says."""
+    from resources.models.causal_lm import ModelError, load_model_config
+
+    shape = load_model_config(config.model).get_text_config()
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    beyond = [token for token in config.rollout.sampling.stop_token_ids if token >= int(shape.vocab_size)]
+    if beyond:
+        raise ModelError(
+            f"rollout.sampling.stop_token_ids has {beyond}, which no response can hold: the model has "
+            f"{shape.vocab_size} tokens; give ids of its own tokenizer"
+        )
+    positions = getattr(shape, "max_position_embeddings", None)
+    if positions is not None and positions < longest:
+        raise ModelError(
+            f"{config.model.path or 'the model'} has {positions} positions, and data.max_prompt_length + "
+            f"rollout.max_response_length = {longest} tokens do not fit; lower one of them"
+        )
+
+
+def _count_rows(config: RunConfig) -> tuple[dict[str, int], list[Problem]]:
+    """Path of a source -> its rows, and what is wrong with those that cannot be read."""
+    counts: dict[str, int] = {}
+    problems: list[Problem] = []
+    for section, sources in (("data", config.data.sources), ("validation", config.validation.sources)):
+        for number, source in enumerate(sources):
+            path = f"{section}.sources.{number}"
+            try:
+                counts[path] = _num_rows(source, held_out=section == "validation")
+            except PromptError as error:
+                problems.append(Problem(path, UNSAID, str(error)))
+    return counts, problems
+
+
+def _num_rows(source: SourceConfig, *, held_out: bool) -> int:
+    """Rows of a table, which are checked; of a generated source what it is asked for."""
+    if source.kind in READ_FROM_ELSEWHERE:
+        return len(load_rows(source, held_out=held_out))
+    return source.size or DEFAULT_SIZE
+
+
+def _shortages(config: RunConfig, counts: dict[str, int]) -> Iterator[Problem]:
+    given = {"data": config.data.sources, "validation": config.validation.sources}
+    wanted = {
+        "data": ("data.prompts_per_iteration", config.data.prompts_per_iteration),
+        "validation": ("validation.num_prompts", config.validation.num_prompts),
+    }
+    for section, (path, number) in wanted.items():
+        rows = [count for source, count in counts.items() if source.startswith(f"{section}.")]
+        if given[section] and len(rows) == len(given[section]) and sum(rows) < number:
+            rule = f"{section}.sources have {sum(rows)} rows"
+            yield Problem(path, number, rule, f"add rows, or set it to at most {sum(rows)}")
+
+
+def _rendering_problems(config: RunConfig) -> Iterator[Problem]:
+    """What only the rendered prompts tell: how long they are, and whether the chat template takes them."""
+    from resources.agent_rollout import tool_schemas  # these import transformers
+    from resources.models.causal_lm import load_tokenizer
+    from resources.prompts import PromptSource
+    from resources.tools.schema import ToolError
+
+    try:
+        tokenizer, tools = load_tokenizer(config.model), tool_schemas(config.rollout)
+        PromptSource(config.data, tokenizer, tools=tools)
+        if config.validation.sources:
+            PromptSource.for_validation(config.validation, config.data, tokenizer, tools)
+    except PromptError as error:
+        yield Problem("data", UNSAID, str(error))
+    except ToolError as error:
+        yield Problem("rollout.tools", UNSAID, str(error))

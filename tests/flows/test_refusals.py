@@ -1,0 +1,31 @@
+"""What a user can cause is told in words."""
+
+import logging
+
+import pytest
+
+from configs.problems import ConfigError
+from flows.refusals import without_traceback
+
+
+class Kept(logging.Handler):
+    """Keeps the errors that were logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException | None] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.errors.append(record.exc_info[1] if record.exc_info else None)
+
+
+def test_a_refusal_leaves_no_traceback_in_the_log_of_flow_runs_and_a_failure_does(monkeypatch: pytest.MonkeyPatch):
+    logger, kept = logging.getLogger("prefect.flow_runs"), Kept()
+    refusal, failure = ConfigError("x", []), RuntimeError("y")
+    monkeypatch.setattr(logger, "handlers", [kept])  # Prefect's own sends to a server
+    monkeypatch.setattr(logger, "propagate", False)
+    with without_traceback((ConfigError,)):
+        logger.error("ended", exc_info=refusal)
+        logger.error("ended", exc_info=failure)
+    logger.error("ended", exc_info=refusal)
+    assert kept.errors == [failure, refusal]

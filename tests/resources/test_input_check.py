@@ -1,0 +1,96 @@
+"""What is refused before anything is started: unusable models, tokenizers and tables."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_config
+from configs.problems import ConfigError
+from resources.input_check import check_inputs
+from resources.models.character_tokenizer import build_character_tokenizer
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 100, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "max_position_embeddings": 12,
+}  # fmt: skip
+
+
+def refused(*overrides: str) -> list[str]:
+    try:
+        check_inputs(load_config("quickstart-grpo", ["data.prompts_per_iteration=64", *overrides]))
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def table(folder: Path, rows: list[dict], name: str = "rows") -> str:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"data.sources=[{{name: s, kind: json, path: {path}}}]"
+
+
+def model_folder(folder: Path, **changes) -> str:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    (folder / "model.safetensors").write_bytes(b"")
+    build_character_tokenizer().save_pretrained(folder)
+    return f"model={{path: {folder}}}"
+
+
+ROWS = [{"prompt": f"{n:05d}=", "answer": str(n)} for n in range(64)]
+
+
+def test_what_can_be_used_is_not_refused(tmp_path: Path):
+    assert refused() == []
+    assert refused(table(tmp_path, ROWS)) == []
+
+
+def test_unusable_rows_of_training_and_validation_are_told_together(tmp_path: Path):
+    training = table(tmp_path, [{"prompt": None, "answer": "1"}], "training")
+    held_out = table(tmp_path, [], "held-out").replace("data.", "validation.").replace("name: s", "name: v")
+    assert [said.partition(": ")[0] for said in refused(training, held_out)] == [
+        "data.sources.0", "validation.sources.0",
+    ]  # fmt: skip
+
+
+def test_a_table_smaller_than_an_iteration_is_refused(tmp_path: Path):
+    [said] = refused(table(tmp_path, ROWS[:63]))
+    assert said.startswith("data.prompts_per_iteration is 64; data.sources have 63 rows")
+    [said] = refused("validation.num_prompts=257")
+    assert said == (
+        "validation.num_prompts is 257; validation.sources have 256 rows; add rows, or set it to at most 256"
+    )
+
+
+def test_a_table_that_filtering_makes_smaller_than_an_iteration_is_refused(tmp_path: Path):
+    [said] = refused(table(tmp_path, [*ROWS[:63], {"prompt": "123456789", "answer": ""}]))
+    assert said.startswith("data: 63 prompts are left (1 were filtered out) but data.prompts_per_iteration is 64")
+    [said] = refused(table(tmp_path, [*ROWS, {"prompt": "123456789", "answer": ""}]), "data.overlong_prompts=error")
+    assert "(row 64: 9 tokens)" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"max_position_embeddings": 15}, "has 15 positions, and .* = 16 tokens"), ({"vocab_size": 99}, "99 embeddings")],
+)
+def test_a_model_too_small_for_the_run_is_refused(tmp_path: Path, changes: dict, said: str):
+    [problem] = refused(model_folder(tmp_path, **{"max_position_embeddings": 16} | changes))
+    assert re.search(said, problem), problem
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_refused(tmp_path: Path):
+    model = model_folder(tmp_path, max_position_embeddings=16)
+    [problem] = refused(model, "rollout.sampling.stop_token_ids=[2, 100]")
+    assert "has [100], which no response can hold: the model has 100 tokens" in problem
+    assert refused(model, "rollout.sampling.stop_token_ids=[99]") == []
+
+
+def test_a_folder_without_weights_tokenizer_or_anything_is_refused(tmp_path: Path):
+    assert "does not exist" in refused("model={path: ./nowhere}")[0]
+    whole = model_folder(tmp_path, max_position_embeddings=16)
+    assert refused(whole) == []
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        (tmp_path / name).unlink()
+        [problem] = refused(whole)
+        assert str(tmp_path) in problem
