@@ -64,6 +64,19 @@ COLUMNS: dict[str, Column] = {
 """Every key of a batch. Token columns are aligned with `input_ids`: position t speaks of `input_ids[t]`."""
 
 
+BRANCH_STRIDE = 2**40
+"""Between the row ids of the branches of one rollout; far above any row id of a run."""
+
+
+def rollout_ids_of(row_ids: Tensor) -> Tensor:
+    """Which rollout each row [B] is a part of: its branches share the id, and have one vote in a baseline.
+
+    >>> rollout_ids_of(torch.tensor([7, 8, 8 + BRANCH_STRIDE])).tolist()
+    [7, 8, 8]
+    """
+    return row_ids % BRANCH_STRIDE
+
+
 class BatchError(ValueError):
     """A shard that breaks a rule of the table: the first wrong key, what it is, what it should be."""
 

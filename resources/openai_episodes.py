@@ -13,6 +13,7 @@ from typing import Any
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from resources.batch import BRANCH_STRIDE
 from resources.engines.base import FinishReason, GenerationOutput
 from resources.rollout_rows import RolloutRow, oldest_versions, shard_of, token_versions_of
 from resources.rollout_servers import Completion
@@ -143,10 +144,6 @@ def _plain(message: Message) -> Message:
     kept = {name: message[name] for name in ("role", "content", "name") if message.get(name) is not None}
     calls = [call["function"] for call in message.get("tool_calls") or []]
     return {**kept, "tool_calls": [{"type": "function", "function": call} for call in calls]} if calls else kept
-
-
-BRANCH_STRIDE = 2**40
-"""Between the row ids of an episode's branches; far above any row id of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from resources.batch import COLUMNS, make_shard, row_lengths, to_padded, to_ragged
+from resources.batch import (
+    BRANCH_STRIDE,
+    COLUMNS,
+    make_shard,
+    rollout_ids_of,
+    row_lengths,
+    to_padded,
+    to_ragged,
+)
 from resources.engines.base import FinishReason
 from tasks.algorithms.diagnostics import COUNT, mean_metric
 from tasks.algorithms.masking import zero_masked
@@ -52,6 +60,8 @@ def advantages_of_rows(
     order = torch.argsort(rows["row_ids"])
     padded = {name: column[order] for name, column in padded_columns(rows).items()}
     lengths = row_lengths(rows.get("response_mask"))[order]
+    if bool((padded["row_ids"] >= BRANCH_STRIDE).any()):
+        padded["rollout_ids"] = rollout_ids_of(padded["row_ids"])
     if "baseline_scores" in padded:
         padded = _without_lost_baselines(padded)
     dropped: dict[str, Tensor] = {}

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from tensordict import TensorDict
 
-from resources.batch import make_shard, ragged_from_rows, select_rows, to_padded
+from resources.batch import BRANCH_STRIDE, make_shard, ragged_from_rows, select_rows, to_padded
 from resources.engines.base import FinishReason
 from tasks.algorithms.advantage_step import estimate_advantages
 from tasks.on_rows import advantages_of_rows, update_facts
@@ -31,6 +31,19 @@ centred = partial(
 def test_siblings_get_their_distance_to_the_group_mean_on_their_own_tokens():
     _, shard = advantages_of_rows(two_siblings(), estimator=centred)
     assert to_padded(shard["advantages"]).tolist() == [[0, 0, 0.5, 0.5, 0.5], [0, 0, -0.5, -0.5, 0]]
+
+
+def test_the_branches_of_one_rollout_have_one_vote_together():
+    rows = make_shard(
+        {
+            "row_ids": torch.tensor([4, 5, 5 + BRANCH_STRIDE, 5 + 2 * BRANCH_STRIDE]),
+            "group_ids": torch.tensor([2, 2, 2, 2]),
+            "scores": torch.tensor([1.0, 0.0, 0.0, 0.0]),
+            "response_mask": ragged_from_rows([torch.tensor([0, 1])] * 4, torch.bool),
+        }
+    )
+    _, shard = advantages_of_rows(rows, estimator=centred)
+    assert to_padded(shard["advantages"])[:, 1].tolist() == [0.5, -0.5, -0.5, -0.5], "one vote a row would give 0.75"
 
 
 def test_the_order_of_rows_changes_no_bit():
