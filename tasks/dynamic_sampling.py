@@ -65,7 +65,7 @@ def sample_until_full(at: Stamp, policy_version: int, skip: Sequence[str]) -> St
         count = at.count if not rounds else _refill(at.count, len(filling.groups), filling.num_sampled)
         sampled = sample(epoch, start, count, at.iteration, policy_version, skip)
         _take(filling, sampled, score_rows(rows_of(sampled), f"{at.batch_id}-round-{rounds}"))
-        position = sampled.statuses[0]["next_position"]
+        position = sampled.agreed("next_position")
         epoch, start = int(position["epoch"]), int(position["start"])
         rounds += 1
     if not filling.groups:

@@ -34,6 +34,20 @@ class Replies:
             for status, data in zip(self.statuses, self.data, strict=True)
         ]
 
+    def agreed(self, name: str) -> Any:
+        """What every rank says of `name`, which each found out on its own.
+
+        Raises ValueError when two ranks differ: taking one rank's word would let the others go on from elsewhere.
+        """
+        told = [status[name] for status in self.statuses]
+        for rank, value in enumerate(told):
+            if value != told[0]:
+                raise ValueError(
+                    f"ranks disagree on {name}: rank 0 says {told[0]!r} and rank {rank} {value!r}; they read other "
+                    "data or settings, so give every node the same files"
+                )
+        return told[0]
+
     def result(self, handle: BatchHandle | None = None, **facts: Any) -> StepResult:
         """The step's result: finished metrics and spans beside the handle."""
         return StepResult(handle=handle, metrics=finish_metrics(self.sums), facts=facts, spans=self.spans)

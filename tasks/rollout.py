@@ -28,7 +28,7 @@ def rollout(at: Stamp, policy_version: int, solved: str = "") -> StepResult:
     if config.algorithm.resolved().dynamic_sampling:
         return sample_until_full(at, policy_version, skip)
     replies = sample(at.epoch, at.start, at.count, at.iteration, policy_version, skip, batch_id=at.batch_id)
-    result = replies.keep(at.batch_id, next_position=replies.statuses[0]["next_position"])
+    result = replies.keep(at.batch_id, next_position=replies.agreed("next_position"))
     if config.algorithm.name != "remax":
         return result
     greedy, baselines = baseline_shards(at, replies, policy_version, skip)
