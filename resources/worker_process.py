@@ -72,7 +72,7 @@ def import_worker(path: str) -> type:
         module = __import__(module_name, fromlist=[class_name])
     except ImportError as error:
         raise ValueError(
-            f"worker {path!r} does not import: {error}; is the package installed on this node (code.ship)?"
+            f"worker {path!r} does not import: {error}; is it on this node, or in a folder of code.import_paths?"
         ) from error
     found = vars(module).get(class_name)
     if not isinstance(found, type):

@@ -4,7 +4,7 @@ from resources.seeding import row_seed, stream_seed
 
 
 def test_every_row_of_a_batch_has_a_seed_of_its_own():
-    # 48 prompts x 16 responses, whoever samples them (BL-142).
+    # 48 prompts x 16 responses, whoever samples them.
     assert len({row_seed(0, 0, row) for row in range(48 * 16)}) == 768
 
 

@@ -176,7 +176,6 @@ def test_at_most_two_buckets_exist_at_a_time(monkeypatch):
 
 
 def test_the_wire_dtype_rounds_as_the_engine_would():
-    # BL-140
     exported = torch.tensor([1.001, 3.14159, 65504.0])
     [[(_, wire)]] = list(in_buckets([("w", exported)], 100, "bfloat16", {}))
     entries, tensors = pack([("w", wire)])
@@ -271,7 +270,7 @@ def test_probe_tokens_lie_in_the_vocabulary_and_differ():
 
 
 def test_merged_adapters_are_sent_the_same_each_time_and_the_base_stays(tmp_path):
-    # BL-137: three syncs of an unchanged actor; nothing accumulates.
+    # three syncs of an unchanged actor; nothing accumulates.
     from configs.model import LoraConfig
     from resources.engines.huggingface import HuggingFaceEngine
     from resources.models.causal_lm import prepare_model_folder

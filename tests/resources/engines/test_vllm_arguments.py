@@ -1,4 +1,4 @@
-"""Every rollout field reaches the engine, or whatever else it is for; nothing is overwritten on the way (BL-155)."""
+"""Every rollout field reaches the engine, or whatever else it is for; nothing is overwritten on the way."""
 
 import pytest
 

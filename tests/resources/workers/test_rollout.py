@@ -57,7 +57,7 @@ def real() -> RolloutWorker:
 
 
 def test_rows_stand_group_by_group(scripted):
-    # BL-067: two prompts, three responses each.
+    # two prompts, three responses each.
     _, shard = scripted.sample(0, 0, 2, 1, 0)
     assert shard["group_ids"].tolist() == [0, 1]
     worker = build(group_size=3)
@@ -67,7 +67,7 @@ def test_rows_stand_group_by_group(scripted):
 
 
 def test_responses_per_prompt_are_not_multiplied_twice():
-    # BL-068: two prompts, four responses: eight rows.
+    # two prompts, four responses: eight rows.
     _, shard = build(group_size=4).sample(0, 0, 2, 4, 0)
     assert shard.batch_size[0] == 8
 
@@ -92,7 +92,7 @@ def test_a_shard_has_the_promised_columns_and_is_valid(scripted):
 
 
 def test_masks_cover_exactly_the_sampled_tokens(scripted):
-    # BL-047: the mask comes from lengths, not from a pad or stop id; a response cut at the limit has no stop token.
+    # the mask comes from lengths, not from a pad or stop id; a response cut at the limit has no stop token.
     status, shard = build(max_response_length=3).sample(0, 0, 8, 1, 0)
     assert shard["response_lengths"].tolist() == [3] * 8
     assert status["metrics"]["rollout/truncated_fraction"] == 8
@@ -223,7 +223,6 @@ def test_a_replay_is_bit_equal_and_another_iteration_is_not(real):
 
 
 def test_the_run_seed_changes_responses_and_not_the_order_of_prompts(real):
-    # BL-145
     other = build(seed=0, engine="vllm", kv_cache_bytes=4 * 2**20, seed_offset=1)
     (_, mine), (_, theirs) = real.sample(0, 0, 8, 1, 0), other.sample(0, 0, 8, 1, 0)
     assert torch.equal(mine.get("record").values(), theirs.get("record").values())
@@ -232,7 +231,7 @@ def test_the_run_seed_changes_responses_and_not_the_order_of_prompts(real):
 
 
 def test_every_stop_token_of_the_config_ends_a_response():
-    # BL-049: two ids end a response; whatever stands after the first of them was never sampled.
+    # two ids end a response; whatever stands after the first of them was never sampled.
     stops = tuple(range(4, 60))
     worker = build(engine="vllm", kv_cache_bytes=4 * 2**20, sampling=SamplingConfig(stop_token_ids=stops))
     _, shard = worker.sample(0, 0, 8, 1, 0)
