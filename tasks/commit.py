@@ -1,7 +1,7 @@
 """What an iteration leaves behind: metrics, spans, the new state, and a published checkpoint where one is due.
 
 The order makes a kill at any point harmless: the metrics line is on the disk before the checkpoint that counts its
-bytes is published, and a resume cuts the file to what the newest checkpoint counts.
+bytes is published, and a resume cuts the file to what the newest checkpoint counts. Ctrl-C waits until it is done.
 """
 
 import time
@@ -12,6 +12,7 @@ from prefect.logging import get_logger
 
 from resources.curriculum import curriculum_after
 from resources.run_summary import summarise
+from resources.signals import held_signals
 from resources.telemetry.live import IterationView, view_iteration
 from tasks.artifacts import Sample
 from tasks.outcome import Outcome
@@ -24,7 +25,12 @@ from tasks.watchers import Progress
 
 
 def commit(run: Session, outcome: Outcome) -> None:
-    """Make the iteration part of the run."""
+    """Make the iteration part of the run: its lines and the snapshot of its state, or neither."""
+    with held_signals():
+        _commit(run, outcome)
+
+
+def _commit(run: Session, outcome: Outcome) -> None:
     at = outcome.at
     make_room(run, outcome.facts.get("checkpoint"))
     nan_steps = check_nan_policy(run.config.recovery, run.directory, run.state, outcome.metrics)

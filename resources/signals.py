@@ -1,0 +1,34 @@
+"""Holding back the signals that end a run while something must not be left half done."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Deliver SIGINT and SIGTERM at the end of the block instead of inside it, each once, also when the block raises.
+
+    Signals reach Python in the main thread only; in any other thread nothing needs to be held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def keep(number: int, _frame: FrameType | None) -> None:
+        if number not in came:
+            came.append(number)
+
+    handlers = {number: signal.signal(number, keep) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)

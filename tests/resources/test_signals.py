@@ -1,0 +1,53 @@
+"""Signals that end a run wait until what must be whole is whole."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from resources.signals import held_signals
+
+
+def interrupted(steps: list[str], error: Exception | None = None) -> None:
+    """A block that is interrupted twice, and raises `error`, if given."""
+    with held_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        if error is not None:
+            raise error
+        steps.append("whole")
+    steps.append("after")
+
+
+def test_an_interrupt_is_delivered_at_the_end_of_the_block():
+    steps: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(steps)
+    assert steps == ["whole"]
+
+
+def test_the_handlers_from_before_are_back_afterwards():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with held_signals():
+        assert signal.getsignal(signal.SIGTERM) is not before[signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_an_error_of_the_block_does_not_swallow_the_interrupt():
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted([], ValueError("of the block"))
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_other_threads_need_no_holding():
+    found: list[object] = []
+
+    def body() -> None:
+        with held_signals():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(10)
+    assert found == [signal.getsignal(signal.SIGINT)]
