@@ -17,7 +17,7 @@ def test_the_quick_start_divides_without_remark():
 
 def test_groups_multiply_the_prompts():
     algebra = batch_algebra(load_config("quickstart-grpo"))
-    assert (algebra.prompts, algebra.group_size, algebra.rows) == (64, 8, 512)
+    assert (algebra.prompts, algebra.group_size, algebra.rows) == (128, 8, 1024)
 
 
 def test_rows_that_do_not_divide_by_the_ranks_are_named_with_near_ones_that_do():
