@@ -1,7 +1,10 @@
 """The commands for a machine or a cluster: what is there, and what an interrupted run may have left."""
 
+import contextlib
 import json
-from typing import Annotated
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -41,17 +44,43 @@ def doctor(*, address: Address = None, json_: AsJson = False) -> int:
     if json_:
         print(json.dumps(facts, default=str))
         return DONE
-    for name, value in facts.items():
-        print(f"{name:>16}  {value}")
+    for name, text in doctor_page(facts):
+        print(f"{name:>14}  {text}")
     return DONE
 
 
-def _connected(address: str | None):  # noqa: ANN202 - a context manager
-    import contextlib
-    import logging
+def doctor_page(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What `doctor_facts` found, a line each for a person: (what, how it is)."""
+    installed = [f"{name} {version}" for name, version in facts["versions"].items() if version is not None]
+    missing = [name for name, version in facts["versions"].items() if version is None]
+    on_cluster = facts["ray"]
+    token = "on" if on_cluster["token_auth"] else "OFF: set RAY_AUTH_MODE=token, Ray listens on all interfaces"
+    ray_text = f"connected to {on_cluster['address']}" if on_cluster["connected"] else "no --address, not asked"
+    left = [
+        f"{kind.replace('_', ' ')} {', '.join(map(str, found))}" for kind, found in facts["leftovers"].items() if found
+    ]
+    shared = facts["shared_memory"]
+    return [
+        ("versions", ", ".join(installed)),
+        *([("not installed", ", ".join(missing))] if missing else []),
+        ("Ray", f"{ray_text}; token authentication {token}"),
+        *(("node", f"{node['ip']}: {_amounts(node)}") for node in on_cluster.get("nodes", ())),
+        ("left over", "; ".join([*left, "remove with: callsheet clean"]) if left else "nothing"),
+        ("TCP ports", ", ".join(map(str, facts["listening_ports"])) or "none open"),
+        ("/dev/shm", f"{shared['free_bytes'] / 2**30:.1f} of {shared['total_bytes'] / 2**30:.1f} GiB free"),
+        ("accelerators", ", ".join(facts["gpus"]) or "none"),
+    ]
 
+
+def _amounts(node: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {node['free'].get(name, 0):g} of {total:g} free" for name, total in node["total"].items())
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[None]:
     if address is None:
-        return contextlib.nullcontext()
+        yield
+        return
     import ray
 
     from resources.cluster import ClusterError, check_listening
@@ -61,13 +90,7 @@ def _connected(address: str | None):  # noqa: ANN202 - a context manager
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (ClusterError, ConnectionError, RuntimeError, ValueError) as error:
         raise Refused(f"--address is {address!r}: {error}") from None
-    return contextlib.closing(_Connection())
-
-
-class _Connection:
-    """Closes this process's connection to Ray."""
-
-    def close(self) -> None:
-        import ray
-
+    try:
+        yield
+    finally:
         ray.shutdown()
