@@ -23,7 +23,7 @@ from benchmarks.figure import Figure, report
 from configs.environment import apply_defaults
 from configs.model import ModelConfig, ModelShape
 from configs.training import TrainedRoleConfig
-from resources.ray_state import reread_settings
+from resources.ray_state import set_up_local_ray
 from resources.snapshot_writer import SnapshotWriters
 from resources.workers.actor import ActorWorker
 
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("saves", "recovery"))
     given = parser.parse_args()
     apply_defaults()
-    reread_settings()
+    set_up_local_ray()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         figures: list[Figure] = []

@@ -34,6 +34,7 @@ from configs.rollout import RolloutConfig  # noqa: E402
 from configs.training import TrainedRoleConfig  # noqa: E402
 from resources.cluster import Cluster  # noqa: E402
 from resources.dispatch import Dispatch, dispatch  # noqa: E402
+from resources.ray_state import set_up_local_ray  # noqa: E402
 from resources.weight_sync import sync_weights  # noqa: E402
 from resources.worker_group import WorkerGroup, WorkerSpec, start_group, start_groups  # noqa: E402
 from resources.workers.rollout import RolloutWorker  # noqa: E402
@@ -179,6 +180,7 @@ def main() -> int:
     shape = SMALL if options.small else SMOLLM2
     model = ModelConfig(build="tiny", shape=shape)
     figures: list[Figure] = []
+    set_up_local_ray()
     ray.init(
         address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1_500_000_000
     )

@@ -27,6 +27,7 @@ import ray  # noqa: E402 - the environment is read first
 from configs.load import check_config, dump_config, load_config  # noqa: E402
 from configs.run import RunConfig  # noqa: E402
 from flows.ppo import ppo  # noqa: E402
+from resources.ray_state import set_up_local_ray  # noqa: E402
 from resources.telemetry.profile import RunProfile, measure_profile  # noqa: E402
 from resources.telemetry.reader import SpanReader  # noqa: E402
 from resources.telemetry.topology import measured_topology, override_topology  # noqa: E402
@@ -202,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stack.enter_context(prefect_api(config.prefect))
             stack.callback(ray.shutdown)
             # One cluster for all runs; the simulator counts real cores, whatever is declared here.
+            set_up_local_ray()
             ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
         rows = measure(folder, options.iterations, options.real)
     if options.markdown:

@@ -21,7 +21,7 @@ from resources.cleanup import CONTROLLER_KEY, clean_run, controller_identity, is
 from resources.inventory import settled_nodes
 from resources.node_resources import NodeResources
 from resources.pool_manager import DEADLINE_SECONDS, PoolManager
-from resources.ray_state import LOCAL_SETTINGS, hush_zero_copy_warnings, local_ray_pids, reread_settings
+from resources.ray_state import hush_zero_copy_warnings, local_ray_pids, reread_settings, set_up_local_ray
 from resources.reaper import Reaper
 from resources.registry import drop_card, read_card, write_card
 from resources.supervision import STOPPED_SECONDS, Supervisor
@@ -173,14 +173,13 @@ class Cluster:
             return
         options: dict[str, Any] = {"namespace": self.run_id, "log_to_driver": False, "logging_level": logging.WARNING}
         if self._address in (None, "local"):
-            for key, value in LOCAL_SETTINGS.items():
-                os.environ.setdefault(key, value)
+            set_up_local_ray()
             options |= {"address": "local", "include_dashboard": False}
             options |= {name: value for name, value in self._local.items() if value}
         else:
             check_listening(str(self._address), self._connect_seconds)
             options["address"] = self._address
-        reread_settings()
+            reread_settings()
         try:
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:

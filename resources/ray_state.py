@@ -3,6 +3,7 @@
 All reading of `ray._private` is here, so that a new version of Ray is checked in one place.
 """
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -23,6 +24,13 @@ LOCAL_SETTINGS = {
     "RAY_prestart_worker_first_driver": "false",  # each of which imports torch, would wait for nothing
 }
 """Environment of a Ray that is started here; Ray reads it when it starts."""
+
+
+def set_up_local_ray() -> None:
+    """Settle the environment of a Ray that this process is about to start; what is set already stays."""
+    for key, value in LOCAL_SETTINGS.items():
+        os.environ.setdefault(key, value)
+    reread_settings()
 
 
 def free_per_node() -> Mapping[str, Mapping[str, float]]:

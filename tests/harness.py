@@ -9,6 +9,7 @@ import ray
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from resources.ray_state import set_up_local_ray
 from tasks.api import flush
 
 _open: dict[str, object] = {}
@@ -32,6 +33,7 @@ def _harness() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[None]:
+    set_up_local_ray()
     ray.init(
         address="local",
         num_cpus=8,

@@ -1,7 +1,6 @@
 """One local Ray per test module, with logical CPUs, GPUs and NPUs that do not exist."""
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import ray
 
 from resources.cluster import Cluster
-from resources.ray_state import LOCAL_SETTINGS, reread_settings
+from resources.ray_state import set_up_local_ray
 
 _NUMBERS = itertools.count()
 
@@ -19,9 +18,7 @@ def local_ray() -> Iterator[None]:
     """A Ray of this module's own."""
     if ray.is_initialized():
         ray.shutdown()
-    for key, value in LOCAL_SETTINGS.items():
-        os.environ.setdefault(key, value)
-    reread_settings()
+    set_up_local_ray()
     ray.init(
         address="local",
         num_cpus=16,
