@@ -6,7 +6,6 @@ Runs on the embedded default: a local Ray, worker groups in three pools, a Prefe
 """
 
 import argparse
-import json
 import sqlite3
 import statistics
 import sys
@@ -24,27 +23,15 @@ import ray  # noqa: E402 - Prefect and Ray read the environment when they are im
 from prefect import flow  # noqa: E402
 from prefect.context import FlowRunContext  # noqa: E402
 
-from benchmarks.noop_steps import (  # noqa: E402
-    ROLE_POOLS,
-    STEPS,
-    NoopWorker,
-    actor_log_probs,
-    actor_update,
-    advantage,
-    critic_update,
-    critic_values,
-    reference,
-    reward,
-    rollout,
-    weight_sync,
-)
+from benchmarks.figure import Figure, report  # noqa: E402
+from benchmarks.noop_steps import ROLE_POOLS, STEPS, NoopWorker, rollout, run_dag  # noqa: E402
 from configs.pools import PoolConfig  # noqa: E402
 from configs.training import PrefectConfig  # noqa: E402
 from resources.cluster import Cluster  # noqa: E402
 from resources.worker_group import start_group  # noqa: E402
 from resources.worker_spec import WorkerSpec  # noqa: E402
 from tasks.api import prefect_api  # noqa: E402
-from tasks.collect import collect, payload_bytes, spans_of  # noqa: E402
+from tasks.collect import payload_bytes, spans_of  # noqa: E402
 from tasks.hosts import start_hosts  # noqa: E402
 from tasks.retention import Retention  # noqa: E402
 from tasks.runner import ON_POOLS  # noqa: E402
@@ -74,16 +61,8 @@ class Measured:
 @flow(name="iteration", flow_run_name=iteration_run_name, task_runner=ON_POOLS, persist_result=False)
 def one_iteration(iteration: int, attempt: int) -> tuple[int, Any]:
     """The DAG of PPO."""
-    version = iteration
-    batch = rollout.submit(iteration, version)
-    scored = [
-        one.submit(iteration, version, batches=[batch]) for one in (reward, reference, actor_log_probs, critic_values)
-    ]
-    estimated = advantage.submit(iteration, version, batches=[batch, *scored])
-    updates = [one.submit(iteration, version, batches=[batch, estimated]) for one in (actor_update, critic_update)]
-    synced = weight_sync.submit(iteration, version + 1, batches=updates)
-    steps = [batch, *scored, estimated, *updates, synced]
-    collect(steps, 60.0)
+    del attempt  # it is in the run's name
+    steps = run_dag(rollout, iteration, 60.0)
     context = FlowRunContext.get()
     assert context is not None
     assert context.flow_run is not None
@@ -132,26 +111,31 @@ def measure(iterations: int, home: Path) -> Measured:
     return Measured(seconds=seconds, bytes=sizes, rows=rows, database_bytes=database.stat().st_size, pruned=pruned)
 
 
-def results(measured: Measured) -> list[dict[str, Any]]:
+def figures_of(measured: Measured) -> list[Figure]:
     """The figures against their targets."""
-    steady = measured.seconds[WARM_UP:]
-    first, last = statistics.median(steady[:WINDOW]), statistics.median(steady[-WINDOW:])
-    wanted = len(STEPS) * len(measured.seconds)
-
-    def row(name: str, value: float, unit: str, target: float, better: str = "lower") -> dict[str, Any]:
-        ok = value <= target if better == "lower" else value >= target
-        return {"name": name, "value": round(value, 4), "unit": unit, "target": target, "better": better, "ok": ok}
-
+    steady = sorted(measured.seconds[WARM_UP:])
+    first = statistics.median(measured.seconds[WARM_UP : WARM_UP + WINDOW])
+    last = statistics.median(measured.seconds[-WINDOW:])
+    recorded = measured.rows + len(STEPS) * measured.pruned
+    spread = f"p5 {steady[len(steady) // 20]:.3f} s, p95 {steady[-1 - len(steady) // 20]:.3f} s"
+    median = statistics.median(steady)
     return [
-        row("controller_tax/iteration_seconds", statistics.median(steady), "s", MAX_SECONDS),
-        row("controller_tax/growth", last / first, "ratio", MAX_GROWTH),
-        row("controller_tax/payload_bytes", max(measured.bytes), "B", MAX_BYTES),
-        row(
-            "controller_tax/rows_recorded",
-            (measured.rows + len(STEPS) * measured.pruned) / wanted,
-            "ratio",
-            1.0,
-            "higher",
+        Figure(name="controller_tax/iteration_seconds", value=median, unit="s", target=MAX_SECONDS, note=spread),
+        Figure(
+            name="controller_tax/growth",
+            value=last / first,
+            unit="ratio",
+            target=MAX_GROWTH,
+            note=f"{len(measured.seconds)} iterations, {first:.3f} s to {last:.3f} s",
+        ),
+        Figure(name="controller_tax/payload_bytes", value=max(measured.bytes), unit="B", target=MAX_BYTES),
+        Figure(
+            name="controller_tax/rows_recorded",
+            value=recorded / (len(STEPS) * len(measured.seconds)),
+            unit="ratio",
+            target=1.0,
+            better="higher",
+            note=f"database {measured.database_bytes / 2**20:.1f} MiB",
         ),
     ]
 
@@ -164,18 +148,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         measured = measure(options.iterations, Path(home))
-    rows = results(measured)
-    for one in rows:
-        if options.json:
-            print(json.dumps(one))
-        else:
-            verdict = "ok" if one["ok"] else "MISSED"
-            print(f"{one['name']:40} {one['value']:>12} {one['unit']:6} target {one['target']:>8}  {verdict}")
-    if not options.json:
-        steady = sorted(measured.seconds[WARM_UP:])
-        spread = f"p5 {steady[len(steady) // 20]:.3f} s, p95 {steady[-1 - len(steady) // 20]:.3f} s"
-        print(f"{len(measured.seconds)} iterations, {spread}, database {measured.database_bytes / 2**20:.1f} MiB")
-    return 0 if all(one["ok"] for one in rows) else 1
+    return report(figures_of(measured), options.json)
 
 
 if __name__ == "__main__":

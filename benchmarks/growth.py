@@ -29,6 +29,7 @@ import ray  # noqa: E402 - Ray reads the environment when it is imported
 from prefect import flow  # noqa: E402
 
 from benchmarks.charts import Series, line_chart  # noqa: E402
+from benchmarks.figure import Figure, report  # noqa: E402
 from benchmarks.growth_steps import GROWTH_STEPS, StoringWorker, batch_id_of, one_iteration  # noqa: E402
 from benchmarks.noop_steps import ROLE_POOLS  # noqa: E402
 from configs.load import load_config  # noqa: E402
@@ -57,13 +58,6 @@ LONGEST = max(WAYS["length"])
 Points = list[tuple[float, float]]
 
 
-def line(name: str, value: float, unit: str, target: float | None = None, note: str = "") -> dict[str, Any]:
-    """A figure for which lower is better."""
-    ok = target is None or value <= target
-    return {"name": name, "value": round(value, 4), "unit": unit, "target": target, "better": "lower", "ok": ok,
-            "note": note}  # fmt: skip
-
-
 # Work -----------------------------------------------------------------------------------------------------------------
 
 
@@ -87,7 +81,7 @@ def work_config(prompts: int, length: int, group: int) -> RunConfig:
     )
 
 
-def work(repeats: int = 3) -> tuple[dict[str, Points], list[dict[str, Any]]]:
+def work(repeats: int = 3) -> tuple[dict[str, Points], list[Figure]]:
     """Seconds of a real iteration against each size."""
     from tasks.local_run import LocalRun, cast_here
 
@@ -107,13 +101,14 @@ def work(repeats: int = 3) -> tuple[dict[str, Points], list[dict[str, Any]]]:
             seconds = [_timed(run.iterate) for _ in range(repeats)]
             points[way].append((value, statistics.median(seconds)))
     groups["reward"].call("close")
-    lines = []
+    figures = []
     for way, found in points.items():
         (small, least), (large, most) = found[0], found[-1]
         note = ", ".join(f"{int(x)}: {y:.2f} s" for x, y in found)
-        lines.append(line(f"iteration at {large / small:.0f}x the {way} / {large / small:.0f}x its cost",
-                          most / least / (large / small), "ratio", 1.0, note))  # fmt: skip
-    return points, lines
+        times = large / small
+        name = f"iteration at {times:.0f}x the {way} / {times:.0f}x its cost"
+        figures.append(Figure(name=name, value=most / least / times, unit="ratio", target=1.0, note=note))
+    return points, figures
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -160,7 +155,7 @@ def many_iterations(count: int, hosts: HostSet, watch: Callable[[int], None]) ->
     return seconds
 
 
-def ranks(counts: Sequence[int], iterations: int = 25) -> tuple[Points, list[dict[str, Any]]]:
+def ranks(counts: Sequence[int], iterations: int = 25) -> tuple[Points, list[Figure]]:
     """Seconds of a no-op iteration against the number of ranks."""
     points: Points = []
     for count in counts:
@@ -168,11 +163,11 @@ def ranks(counts: Sequence[int], iterations: int = 25) -> tuple[Points, list[dic
             seconds = many_iterations.with_options(validate_parameters=False)(iterations, hosts, lambda _: None)
         points.append((count, statistics.median(seconds[5:])))
     note = ", ".join(f"{int(x)}: {y:.3f} s" for x, y in points)
-    return points, [line(f"no-op iteration, {counts[-1]} workers over {counts[0]}", points[-1][1] / points[0][1],
-                         "ratio", None, note)]  # fmt: skip
+    name = f"no-op iteration, {counts[-1]} workers over {counts[0]}"
+    return points, [Figure(name=name, value=points[-1][1] / points[0][1], unit="ratio", note=note)]
 
 
-def iterations(count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def iterations(count: int) -> tuple[dict[str, Any], list[Figure]]:
     """Seconds and memory over many no-op iterations."""
     every = max(1, count // 100)
     memory: dict[str, Points] = {"driver": [], "task hosts": [], "store": [], "Prefect server": []}
@@ -195,13 +190,15 @@ def iterations(count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     slower = statistics.median(seconds[-window:]) / statistics.median(seconds[window : 2 * window])
     times = [(end, statistics.median(seconds[end - every : end])) for end in range(every, count + 1, every)]
     note = f"median {statistics.median(seconds):.3f} s"
-    lines = [line(f"iteration {count} / iteration {2 * window}, no-op", slower, "ratio", MAX_SLOWER, note)]
+    name = f"iteration {count} / iteration {2 * window}, no-op"
+    figures = [Figure(name=name, value=slower, unit="ratio", target=MAX_SLOWER, note=note)]
     for name, points in memory.items():
         after = points[len(points) // 4 :]
         grown = after[-1][1] - after[0][1]
         note = f"{after[0][1]:.0f} MiB at {int(after[0][0])}, {after[-1][1]:.0f} MiB at {int(after[-1][0])}"
-        lines.append(line(f"growth of the {name} over {count} iterations", grown, "MiB", MAX_GROWTH_MIB, note))
-    return {"seconds": times, "memory": memory}, lines
+        what = f"growth of the {name} over {count} iterations"
+        figures.append(Figure(name=what, value=grown, unit="MiB", target=MAX_GROWTH_MIB, note=note))
+    return {"seconds": times, "memory": memory}, figures
 
 
 def _mib(process: psutil.Process) -> float:
@@ -261,22 +258,15 @@ def main() -> int:
     parser.add_argument("--counts", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], help="workers, for ranks")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
-    parts: dict[str, Callable[[], tuple[Any, list[dict[str, Any]]]]] = {
+    parts: dict[str, Callable[[], tuple[Any, list[Figure]]]] = {
         "work": work, "ranks": lambda: ranks(options.counts), "iterations": lambda: iterations(options.iterations)
     }  # fmt: skip
-    lines: list[dict[str, Any]] = []
+    figures: list[Figure] = []
     for part in options.only:
         found, measured = parts[part]()
         draw(part, found, options.folder)
-        lines += measured
-    for one in lines:
-        if options.json:
-            print(json.dumps(one))
-        else:
-            verdict = "ok" if one["ok"] else "MISSED"
-            print(f"{one['name']:60} {one['value']:9.3f} {one['unit']:6} target {one['target']}  {verdict}"
-                  f"  ({one['note']})")  # fmt: skip
-    return 0 if all(one["ok"] for one in lines) else 1
+        figures += measured
+    return report(figures, options.json)
 
 
 if __name__ == "__main__":

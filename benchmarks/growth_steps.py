@@ -6,20 +6,8 @@ import numpy as np
 from prefect import flow
 from prefect.context import FlowRunContext
 
-from benchmarks.noop_steps import (
-    STEPS,
-    NoopWorker,
-    actor_log_probs,
-    actor_update,
-    advantage,
-    critic_update,
-    critic_values,
-    reference,
-    reward,
-    weight_sync,
-)
+from benchmarks.noop_steps import STEPS, NoopWorker, run_dag
 from resources.dispatch import Dispatch, dispatch
-from tasks.collect import collect
 from tasks.replies import call
 from tasks.runner import ON_POOLS
 from tasks.step import StepResult, step
@@ -58,13 +46,8 @@ GROWTH_STEPS = (storing_rollout, *STEPS[1:])
 @flow(name="iteration", flow_run_name=iteration_run_name, task_runner=ON_POOLS, persist_result=False)
 def one_iteration(iteration: int, attempt: int) -> Any:
     """The DAG of PPO; gives the id of its flow run."""
-    batch = storing_rollout.submit(iteration, iteration)
-    scoring = (reward, reference, actor_log_probs, critic_values)
-    scored = [one.submit(iteration, iteration, batches=[batch]) for one in scoring]
-    estimated = advantage.submit(iteration, iteration, batches=[batch, *scored])
-    updates = [one.submit(iteration, iteration, batches=[batch, estimated]) for one in (actor_update, critic_update)]
-    synced = weight_sync.submit(iteration, iteration + 1, batches=updates)
-    collect([batch, *scored, estimated, *updates, synced], 120.0)
+    del attempt  # it is in the run's name
+    run_dag(storing_rollout, iteration, 120.0)
     context = FlowRunContext.get()
     assert context is not None
     assert context.flow_run is not None

@@ -12,7 +12,6 @@ ratio is the price of rows, plans, metrics and checks; what Prefect and Ray add 
 import argparse
 import contextlib
 import copy
-import json
 import os
 import statistics
 import sys
@@ -28,6 +27,7 @@ import torch  # noqa: E402 - reads the environment when it is imported
 from tensordict import TensorDict  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
+from benchmarks.figure import Figure, report  # noqa: E402
 from configs.load import load_config  # noqa: E402
 from configs.run import RunConfig  # noqa: E402
 from resources.batch import columns_of, join_columns, make_shard, ragged_from_values, row_lengths, to_padded  # noqa: E402
@@ -212,17 +212,14 @@ def main() -> int:
     ratio = statistics.median(ratios)
     medians = ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in parts.items())
     what = "" if arguments.model == "tiny" else f", {arguments.model}, {arguments.tokens} tokens"
-    line = {
-        "name": f"iteration / bare torch + vLLM{what}, {arguments.dtype}",
-        "value": ratio,
-        "unit": "x",
-        "target": TARGET,
-        "better": "lower",
-        "ok": ratio <= TARGET,
-        "note": f"spread {ratios[0]:.2f} to {ratios[-1]:.2f}; {medians}",
-    }
-    print(json.dumps(line) if arguments.json else f"{line['name']}: {ratio:.3f} (target <= {TARGET}; {line['note']})")
-    return 0 if line["ok"] else 1
+    figure = Figure(
+        name=f"iteration / bare torch + vLLM{what}, {arguments.dtype}",
+        value=ratio,
+        unit="ratio",
+        target=TARGET,
+        note=f"spread {ratios[0]:.2f} to {ratios[-1]:.2f}; {medians}",
+    )
+    return report([figure], arguments.json)
 
 
 if __name__ == "__main__":

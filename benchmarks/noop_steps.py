@@ -1,11 +1,13 @@
 """The nine steps of a PPO iteration with workers that do nothing: what is left is the price of being told to."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from resources.dispatch import Dispatch, dispatch
 from resources.store import BatchHandle
+from tasks.collect import collect
 from tasks.host import host
-from tasks.step import Step, StepResult, step
+from tasks.step import Step, StepFuture, StepResult, step
 
 ROLE_POOLS = {
     "rollout": "sampling",
@@ -57,3 +59,16 @@ STEPS = (
     critic_update,
     weight_sync,
 )
+
+
+def run_dag(sampling: Step, iteration: int, deadline_seconds: float) -> Sequence[StepFuture]:
+    """One iteration of PPO whose batch comes from `sampling`; its steps, all ended. Call it within a flow."""
+    batch = sampling.submit(iteration, iteration)
+    scoring = (reward, reference, actor_log_probs, critic_values)
+    scored = [one.submit(iteration, iteration, batches=[batch]) for one in scoring]
+    estimated = advantage.submit(iteration, iteration, batches=[batch, *scored])
+    updates = [one.submit(iteration, iteration, batches=[batch, estimated]) for one in (actor_update, critic_update)]
+    synced = weight_sync.submit(iteration, iteration + 1, batches=updates)
+    steps = [batch, *scored, estimated, *updates, synced]
+    collect(steps, deadline_seconds)
+    return steps

