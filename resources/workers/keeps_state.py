@@ -1,5 +1,6 @@
 """A worker whose state is saved, restored and compared bit by bit: checkpoints on disk, snapshots in memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ RANDOM = "rank.rng"
 """Name of a rank's random stream among the tensors; a state without it has none."""
 
 
-class KeepsState(ModelWorker):
+class KeepsState(ModelWorker, ABC):
     """A subclass gives `state`, and `settle` where more than tensors comes back."""
 
     _random: Tensor | None = None
 
+    @abstractmethod
     def state(self) -> dict[str, Any]:
         """`tensors` (cut ones as DTensors; loading may write into them in place) and JSON `scalars`."""
-        raise NotImplementedError
 
     def settle(self, scalars: Mapping[str, Any]) -> None:
         """Take over `scalars` after the tensors came back."""

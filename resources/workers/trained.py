@@ -5,6 +5,7 @@ batches and ranks, and every decision (skip, stop early, refuse) is taken from n
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -45,15 +46,15 @@ class TrainedWorker(KeepsState):
         self.is_offloaded = False
         torch.manual_seed(stream_seed(seed, self.role, self.rank))  # else every process begins somewhere else
 
+    @abstractmethod
     def build_module(self) -> nn.Module:
         """The whole model on the CPU, float32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss_of(
         self, batch: Mapping[str, Tensor], loss_fn: Any, options: Mapping[str, Any]
     ) -> tuple[Tensor, Mapping[str, Tensor], Movement | None]:
         """Forward pass of one micro-batch: its share of the loss, metrics as sums, and how far the policy moved."""
-        raise NotImplementedError
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under the names they are saved by."""
