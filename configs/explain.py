@@ -83,6 +83,8 @@ def _explain_one(details: ErrorDetails) -> Iterator[Problem]:
             "it must be one of " + ", ".join(expected),
             f"did you mean {close}?" if close else "pick one of them",
         )
+    elif kind == "model_type":
+        yield Problem(path, value, "it must be a section of keys", _keys_of(location))
     elif kind == "tuple_type":
         yield Problem(path, value, "it must be a list", f"write [{value}]" if isinstance(value, str | int) else "")
     elif kind == "too_short":
