@@ -36,6 +36,21 @@ class SourceConfig(Config):
             raise ValueError(f"source {self.name!r} is of kind {self.kind} and has no path; say where its rows are")
         return self
 
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "SourceConfig":
+        ignored = {
+            "path": self.path is not None and self.kind in ("sorting", "calculator"),
+            "split": self.split != "train" and self.kind not in ("hub", "python"),
+            "options": bool(self.options) and self.kind in ("json", "parquet"),
+        }
+        for key, is_given in ignored.items():
+            if is_given:
+                raise ValueError(
+                    f"source {self.name!r} is of kind {self.kind} and has {key} {getattr(self, key)!r}, which nothing "
+                    f"reads; remove {key}, or correct kind"
+                )
+        return self
+
 
 class DataConfig(Config):
     """The training prompts."""

@@ -174,8 +174,17 @@ def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
     share = 1 if held_out else HELD_OUT_PARTS - 1
     drawn = wanted * HELD_OUT_PARTS // share + HELD_OUT_PARTS
     for attempt in range(4):
-        dataset = reasoning_gym.create_dataset(source.path, size=drawn << attempt, seed=source.seed, **source.options)
-        entries = {entry["question"]: entry for entry in map(dataset.__getitem__, range(drawn << attempt))}
+        try:
+            dataset = reasoning_gym.create_dataset(
+                source.path, size=drawn << attempt, seed=source.seed, **source.options
+            )
+            entries = {entry["question"]: entry for entry in map(dataset.__getitem__, range(drawn << attempt))}
+        except (AssertionError, TypeError, ValueError) as error:  # how its data sets refuse options
+            raise PromptError(
+                f"source {source.name!r}: reasoning-gym's {source.path} refuses options {source.options} with size "
+                f"{drawn << attempt} and seed {source.seed} ({type(error).__name__}: {error}); correct "
+                "data.sources[].options"
+            ) from error
         kept = [entry for question, entry in entries.items() if is_held_out(question) == held_out][:wanted]
         if len(kept) == wanted:
             break

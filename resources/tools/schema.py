@@ -113,8 +113,9 @@ def load_tools(paths: tuple[str, ...]) -> dict[str, Tool]:
         module, _, name = path.partition(":")
         try:
             found = vars(importlib.import_module(module)).get(name)
-        except ImportError as error:
-            raise ToolError(f"tool {path!r}: {module!r} does not import: {error}; see code.import_paths") from error
+        except Exception as error:  # the user's own module runs when it is imported
+            told = f"{type(error).__name__}: {error}"
+            raise ToolError(f"tool {path!r}: {module!r} does not import: {told}; see code.import_paths") from error
         if not callable(found):
             raise ToolError(f"tool {path!r}: {module!r} has no function {name!r}")
         tool = describe_tool(found)
