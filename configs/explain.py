@@ -95,7 +95,12 @@ def _explain_one(details: ErrorDetails) -> Iterator[Problem]:
         article = "an" if wanted[0] in "aeiou" else "a"
         yield Problem(path, value, f"it must be {article} {wanted}, and nothing is converted", _untyped(value))
     else:
-        yield Problem(path, value, message.replace("Input should", "it must"), _documented(location))
+        yield Problem(
+            path,
+            value,
+            message.replace("Input should", "it must").replace("String should", "it must"),
+            _documented(location),
+        )
 
 
 def _documented(location: tuple[str | int, ...]) -> str:
