@@ -67,6 +67,13 @@ def test_a_truncated_response_is_no_format_error_and_a_finished_one_keeps_its_re
         "<think>a</think><answer>4</answer> and more",
         "<think>a</think><answer>4</answer><answer>5</answer>",
         "<think>a<think>b</think><answer>4</answer>",
+        "<think>a<think>b</think></think><answer>4</answer>",
+        "<think>a<answer>4</answer></think><answer>5</answer>",
+        "<think>a</think><answer><think>b</think>4</answer>",
+        "<think>a</think><answer><answer>4</answer></answer>",
+        "<think>a</answer></think><answer>4</answer>",
+        "<think>a</think><answer>4</think></answer>",
+        "<answer>4</answer><think>a</think>",
         "x <think>a</think><answer>4</answer>",
     ],
 )
