@@ -58,8 +58,33 @@ def secrets_are_named(config: "RunConfig") -> Iterator[Problem]:
                 rule = "it must be the name of an environment variable, never the key itself"
                 yield Problem(f"{path}.api_key_env", "(hidden)", rule, "for example OPENAI_API_KEY")
     for path, address in addresses:
-        if address is not None and "@" in urlsplit(address if "//" in address else f"//{address}").netloc:
+        if address is not None and "@" in address.rpartition("//")[2].partition("/")[0]:
             yield Problem(path, "(hidden)", "an address must not carry a password", "take the part before @ out")
+
+
+def addresses_are_whole(config: "RunConfig") -> Iterator[Problem]:
+    """A service is asked over HTTP: what is no such address would fail for each response, hours later."""
+    given = {"prefect.api_url": config.prefect.api_url}
+    for index, grader in enumerate(config.reward.graders):
+        given[f"reward.graders.{index}.url"] = grader.url
+        given[f"reward.graders.{index}.judge.base_url"] = grader.judge.base_url if grader.judge is not None else None
+    for path, address in given.items():
+        if address is not None and "@" not in address and not _is_http(address):
+            rule = "the address of a service is http:// or https://, a host, and a port below 65536 if any"
+            yield Problem(path, address, rule, "for example http://127.0.0.1:8000/v1")
+
+
+def _is_http(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and address.split() == [address]
+        )
+    except ValueError:  # a port that is none, a bracket that is not closed
+        return False
 
 
 def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
@@ -122,6 +147,9 @@ def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
     if config.data.chat_template and config.model.build is not None and config.model.tokenizer_path is None:
         rule = f"model.build is {config.model.build!r}, whose character tokenizer has no chat template"
         yield Problem("data.chat_template", True, rule, "turn it off, or give model.tokenizer_path")
+    if config.data.system_prompt is not None and not config.data.chat_template:
+        rule = "data.chat_template is false, and only a chat template has a place for it"
+        yield Problem("data.system_prompt", config.data.system_prompt, rule, "set chat_template to true, or remove it")
 
 
 def server_settings_act(config: "RunConfig") -> Iterator[Problem]:
@@ -238,6 +266,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
     validation_has_prompts,
     secrets_are_named,
+    addresses_are_whole,
     import_paths_are_whole,
     models_can_be_built,
     engine_settings_act,

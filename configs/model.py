@@ -70,7 +70,15 @@ class LoraConfig(Config):
     alpha: Annotated[float, Field(gt=0.0)] = 32.0
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Anything above 0 makes recomputed log-probs differ from the update's, so 0 is advised."""
-    target_modules: Strings = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: Annotated[Strings, Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
 
 
 class ModelConfig(Config):
@@ -123,6 +131,11 @@ class OptimizerConfig(Config):
         if self.schedule != "constant" and self.total_steps is None:
             raise ValueError(
                 f"schedule is {self.schedule!r} but total_steps is missing; say over how many steps it decays"
+            )
+        if self.schedule != "constant" and self.total_steps is not None and self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps} and total_steps {self.total_steps}; the {self.schedule} decay "
+                "comes after the warm-up, so make total_steps larger"
             )
         if len(self.betas) != 2:
             raise ValueError(f"betas has {len(self.betas)} numbers; AdamW takes two")

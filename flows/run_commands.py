@@ -58,11 +58,13 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
     from resources.local_cluster import shared_cores_note
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
+    from tasks.graders_of import check_graders
 
     # The flow's imports (torch among them) take seconds, and so does the server's start in a process of its own.
     threading.Thread(target=importlib.import_module, args=("flows.ppo",), daemon=True).start()
     with ExitStack() as stack:
         try:
+            check_graders(config)
             if resume_from is None:
                 check_inputs(config)
             url = stack.enter_context(prefect_api(config.prefect))

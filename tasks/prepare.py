@@ -37,6 +37,9 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     left = _folder_to_resume(config, resume)
     if left is None:
         check_inputs(config)
+    from tasks.graders_of import check_graders  # loads what graders need; the flow is read without it
+
+    check_graders(config)
     if config.teachers:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 

@@ -94,3 +94,10 @@ def test_a_folder_without_weights_tokenizer_or_anything_is_refused(tmp_path: Pat
         (tmp_path / name).unlink()
         [problem] = refused(whole)
         assert str(tmp_path) in problem
+
+
+def test_a_folder_of_modules_that_is_not_there_is_told(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for absent in (tmp_path / "gone", tmp_path / "file"):
+        (said,) = refused(f"code.import_paths=['{absent}']")
+        assert said.startswith(f"code.import_paths.0 is '{absent}'; there is no such folder")
