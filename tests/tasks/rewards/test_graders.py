@@ -109,6 +109,8 @@ def test_reasoning_gym_scores_with_its_own_verifier() -> None:
         (None, Score(None, "g returned None")),
         (math.nan, Score(None, "g returned nan")),
         (math.inf, Score(None, "g returned inf")),
+        (10**400, Score(None, "g returned a number too large for a float")),
+        (-(10**400), Score(None, "g returned a number too large for a float")),
         (Score(math.nan), Score(None, "g returned nan")),
     ],
 )
