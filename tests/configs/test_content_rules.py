@@ -120,3 +120,22 @@ def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_a_folder_without_a_name_is_refused():
     assert the_problem("quickstart", "run_dir=''").startswith("run_dir is ''")
+
+
+@pytest.mark.parametrize(
+    "key", ["OPENAI_KEY", "KEY", "TOKEN", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWD", "SSH_PASSPHRASE", "api_key"]
+)
+def test_a_variable_that_is_named_like_a_secret_is_refused_and_not_shown(key: str):
+    said = the_problem("quickstart", f"roles.actor.env.{key}=sk-12345")
+    assert said.startswith(f"roles.actor.env.{key} is (hidden)")
+    assert "sk-12345" not in said
+
+
+@pytest.mark.parametrize("key", ["NCCL_DEBUG", "KEYBOARD", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "MONKEY"])
+def test_a_variable_that_is_named_like_anything_else_is_taken(key: str):
+    assert problems("quickstart", f"roles.actor.env.{key}=x") == []
+
+
+@pytest.mark.parametrize("key", ["openai_key", "api-key", "hf_token", "db_passwd", "client_secret"])
+def test_a_secret_under_an_unknown_key_is_not_shown(key: str):
+    assert "sk-12345" not in the_problem("quickstart", f"data.{key}=sk-12345")

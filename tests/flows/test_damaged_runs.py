@@ -149,6 +149,7 @@ def test_spans_with_a_time_that_is_none_are_left_out(word: str, run: Path, capsy
         ("rollout.max_running_sequences=0", "max_running_sequences is 0; it is at least 1"),
         ("rollout.max_running_sequences=-1", "it is at least 1"),
         ("cores=-2", "cores is -2"),
+        ("async_depth=1000000000", "async_depth is 1000000000; it is 0 (on-policy) to 1000"),
     ],
 )
 def test_a_what_if_that_cannot_be_simulated_is_refused(
