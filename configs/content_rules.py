@@ -194,6 +194,7 @@ def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:
         yield Problem("teachers", MISSING, "distillation is set, and nobody teaches", "name at least one teacher")
     if config.teachers and config.distillation is None and config.algorithm.name != "distillation":
         yield Problem("teachers", len(config.teachers), "there is no distillation section", "add it, or remove them")
+    yield from _top_k_leaves_a_rest(config)
     known = {source.name for source in config.data.sources}
     names = Counter(teacher.name for teacher in config.teachers)
     for name in [name for name, times in names.items() if times > 1]:
@@ -209,6 +210,14 @@ def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:
             yield Problem(path, mine.vocab_size, rule, "use a teacher with the student's tokenizer")
     yield from _every_source_has_one_teacher(config)
     yield from _teacher_pool(config)
+
+
+def _top_k_leaves_a_rest(config: "RunConfig") -> Iterator[Problem]:
+    given, shape = config.distillation, config.model.shape
+    if given is None or given.objective != "forward_kl_top_k" or shape is None or given.top_k < shape.vocab_size:
+        return
+    rule = f"model.shape.vocab_size is {shape.vocab_size}, and the tokens beside the likeliest are one cell"
+    yield Problem("distillation.top_k", given.top_k, rule, "lower it, 16 to 64 is usual")
 
 
 def _every_source_has_one_teacher(config: "RunConfig") -> Iterator[Problem]:

@@ -139,3 +139,25 @@ def test_a_variable_that_is_named_like_anything_else_is_taken(key: str):
 @pytest.mark.parametrize("key", ["openai_key", "api-key", "hf_token", "db_passwd", "client_secret"])
 def test_a_secret_under_an_unknown_key_is_not_shown(key: str):
     assert "sk-12345" not in the_problem("quickstart", f"data.{key}=sk-12345")
+
+
+@pytest.mark.parametrize(("top_k", "does_fit"), [(127, True), (128, False), (1000, False)])
+def test_the_likeliest_tokens_of_a_teacher_leave_a_rest(top_k: int, does_fit: bool):
+    found = problems("quickstart-distillation", f"distillation.top_k={top_k}")
+    assert (found == []) == does_fit
+    assert does_fit or found[0].startswith(f"distillation.top_k is {top_k}; model.shape.vocab_size is 128")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_teacher_of_more_ranks_than_its_role_has_workers_is_refused_by_its_key(size: int):
+    found = problems("quickstart-distillation", f"roles.teacher.tensor_parallel={size}")
+    assert found[0].startswith("roles.teacher.workers is 1; tensor_parallel x sequence_parallel is")
+
+
+def test_a_template_that_shows_no_result_is_refused():
+    said = the_problem("quickstart-tools", "rollout.tools.result_template=done")
+    assert "the model never sees what a tool answers" in said
+
+
+def test_options_of_no_environment_are_refused():
+    assert "environment is not set" in the_problem("quickstart-tools", "rollout.tools.environment_options={a: 1}")
