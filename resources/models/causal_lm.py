@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -40,6 +41,10 @@ DROPOUT_KEYS = (
     "embedding_dropout",
 )
 """Dropout makes recomputed log-probs differ from those of the update, so it is off in every role."""
+
+
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
+"""What transformers raises for a folder with broken files: it reads JSON and takes it for what it should be."""
 
 
 class ModelError(ValueError):
@@ -88,7 +93,7 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
         config = load_model_config(model)
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:  # whatever transformers says of a broken folder
+    except _BROKEN as error:
         raise ModelError(_unreadable(model, error)) from error
     check_tokenizer(tokenizer, config)
     return tokenizer
@@ -106,7 +111,7 @@ def _unreadable(model: ModelConfig, error: Exception) -> str:
 
 def _read_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     if model.tokenizer_path is not None:
-        return AutoTokenizer.from_pretrained(model.tokenizer_path, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(os.path.expanduser(model.tokenizer_path), trust_remote_code=False)
     if model.build == "tiny":
         return build_character_tokenizer(_shape(model).max_positions)
     packed = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}

@@ -231,3 +231,32 @@ def test_smollm2_reads_english():
         scores.append(float(log_probs[:, 1:].mean()))
     assert scores[0] > -2.5
     assert scores[1] < scores[0] - 2.0
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", "[]"),
+        ("config.json", "null"),
+        ("config.json", ""),
+        ("config.json", '{"model_type": "llama", "vocab_size": "many"}'),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "3"),
+    ],
+)
+def test_a_folder_with_a_broken_file_is_refused_with_what_is_wanted(tmp_path, file, text):
+    build_character_tokenizer(64).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 100, "hidden_size": 8}')
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ModelError, match=r"model\.path is .*, from which no tokenizer and config can be read"):
+        load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_tilde_in_the_path_of_a_tokenizer_is_the_home_of_the_user(tmp_path, monkeypatch):
+    build_character_tokenizer(64).save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shape = ModelShape(num_layers=1, hidden_size=8, intermediate_size=8, num_heads=2, vocab_size=128)
+    assert load_tokenizer(ModelConfig(build="tiny", shape=shape, tokenizer_path="~/tokenizer")).vocab_size == 100
