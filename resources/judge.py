@@ -25,7 +25,8 @@ from resources.rate_limits import RateLimit
 SERVED_HERE: dict[str, str] = {}
 """Name of a grader -> where the judge of this very process listens; see resources/workers/judge.py."""
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?")
+_DECIMAL_COMMA = re.compile(r"\d,\d")
 _CHARACTERS_PER_TOKEN = 3.0
 """To estimate a request's tokens before it is sent; low, so that the limit is kept."""
 _MAX_BODY_BYTES = 1 << 20
@@ -233,11 +234,13 @@ def _finite(value: Any) -> Any:
 def read_number(text: str) -> float | None:
     """The number a judge gives: one that begins the text, or the only one in it; `7/10` counts as 0.7. None otherwise.
 
+    None too for a decimal comma: `0,5` is neither 0 nor 5.
+
     >>> read_number("0.5 out of 1"), read_number("Score: 8/10."), read_number("between 0 and 1"), read_number("good")
     (0.5, 0.8, None, None)
     """
-    found = _NUMBER.findall(text)
-    if not found or (len(found) > 1 and not _NUMBER.match(text.strip())):
+    found, begins = _NUMBER.findall(text), _NUMBER.match(text.strip()) is not None
+    if not found or (len(found) > 1 and not begins) or _DECIMAL_COMMA.search(text.split()[0] if begins else text):
         return None
     top, _, bottom = found[0].partition("/")
     if not bottom:

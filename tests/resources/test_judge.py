@@ -246,3 +246,12 @@ def test_numbers_are_read_only_where_they_are_clear(text: str, number: float | N
 
 def test_a_secret_does_not_show():
     assert KEY not in f"{Secret(KEY)} {Secret(KEY)!r} {judge('http://x', key=Secret(KEY))}"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1/2.5", 0.4), ("0.5/1.0", 0.5), ("0.8 for 3,4", 0.8), ("0.5, good", 0.5)]
+    + [(text, None) for text in ("0,5", "Score: 0,75", "12,5/20", "1,000", "0,5 of 1")],
+)
+def test_a_decimal_comma_is_nonsense_and_a_fraction_may_have_points(text: str, number: float | None):
+    assert read_number(text) == (None if number is None else pytest.approx(number))
