@@ -220,6 +220,11 @@ def test_a_rollout_that_fills_the_step_without_a_tail_is_compute_bound():
     assert "roles.rollout.tensor_parallel" in verdict.change
 
 
+def test_a_role_that_fills_the_step_beside_another_as_long_is_not_compute_bound():
+    made = iteration(seconds={"reward": 19.8, "reference": 20.0}, facts={"reward": grader_facts([19.8])})
+    assert verdict_of(made).is_balanced  # the reference computes for four fifths of the path, and would gain 0.2 s
+
+
 def test_a_grader_hidden_by_a_slower_sibling_is_not_the_bottleneck():
     made = iteration(seconds={"reward": 3.9, "reference": 4.0}, facts={"reward": grader_facts([3.9])})
     verdict = verdict_of(made)
