@@ -24,7 +24,7 @@ def check_inputs(config: RunConfig) -> None:
         return
     add_import_paths(config.code.import_paths)
     counts, problems = _count_rows(config)
-    problems = [*_model_problems(config), *problems, *_shortages(config, counts)]
+    problems = [*_model_problems(config), *problems, *_shortages(config, counts), *_tool_problems(config)]
     tables = [source for source in config.data.sources if source.kind in READ_FROM_ELSEWHERE]
     if not problems and tables and sum(counts.values()) <= RENDERED_AT_MOST:
         problems = list(_rendering_problems(config))
@@ -113,7 +113,6 @@ def _rendering_problems(config: RunConfig) -> Iterator[Problem]:
     from resources.agent_rollout import tool_schemas  # these import transformers
     from resources.models.causal_lm import load_tokenizer
     from resources.prompts import PromptSource
-    from resources.tools.schema import ToolError
 
     try:
         tokenizer, tools = load_tokenizer(config.model), tool_schemas(config.rollout)
@@ -122,5 +121,23 @@ def _rendering_problems(config: RunConfig) -> Iterator[Problem]:
             PromptSource.for_validation(config.validation, config.data, tokenizer, tools)
     except PromptError as error:
         yield Problem("data", UNSAID, str(error))
+
+
+def _tool_problems(config: RunConfig) -> Iterator[Problem]:
+    """Functions and environments that cannot be offered; the workers would find out one by one."""
+    from resources.tools.schema import ToolError, load_tools
+
+    tools = config.rollout.tools
+    if tools is None:
+        return
+    try:
+        load_tools(tools.functions)
     except ToolError as error:
-        yield Problem("rollout.tools", UNSAID, str(error))
+        yield Problem("rollout.tools.functions", UNSAID, str(error))
+    if tools.environment is not None:
+        from resources.environments import EnvironmentPathError, find_environment  # imports Ray
+
+        try:
+            find_environment(tools.environment, tools.environment_options)
+        except EnvironmentPathError as error:
+            yield Problem("rollout.tools.environment", UNSAID, str(error))

@@ -94,3 +94,33 @@ def test_a_folder_without_weights_tokenizer_or_anything_is_refused(tmp_path: Pat
         (tmp_path / name).unlink()
         [problem] = refused(whole)
         assert str(tmp_path) in problem
+
+
+def user_module(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
+    """Write `text` as a module of its own that this process can import; gives its name."""
+    name = f"user_{folder.name.replace('-', '_')}"
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    return name
+
+
+def test_tools_that_cannot_be_offered_are_refused_whatever_the_prompts_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = user_module(tmp_path, monkeypatch, "def bare(x): return x\nvalue = 3\n")
+    [said] = refused(f"rollout.tools={{functions: ['{module}:bare']}}")
+    assert said == ("rollout.tools.functions: tool 'bare': parameter 'x' has no type hint; the schema is made from it")
+    [said] = refused(f"rollout.tools={{functions: ['{module}:value']}}")
+    assert f"'{module}' has no function or class 'value'" in said
+    (tmp_path / "raises_at_import.py").write_text("1 / 0")
+    [said] = refused("rollout.tools={functions: ['raises_at_import:f']}")
+    assert "'raises_at_import' does not import: ZeroDivisionError" in said
+
+
+def test_an_environment_that_cannot_be_made_is_refused():
+    env = "roles.env={pool: main, colocate: shared}"
+    [said] = refused(env, "rollout.tools={environment: 'tests.resources.environments_here:Chess'}")
+    assert said.startswith("rollout.tools.environment: environment 'tests.resources.environments_here:Chess'")
+    options = "environment_options: {moves: 3}"
+    [said] = refused(env, f"rollout.tools={{environment: 'tests.resources.environments_here:Countdown', {options}}}")
+    assert "cannot be made with options {'moves': 3}" in said
