@@ -22,6 +22,7 @@ ADVANTAGE_COLUMNS = ("token_rewards", "advantages", "returns", "train_mask", "co
         "scores",
         "values",
         "old_log_probs",
+        "entropy",
         "rollout_log_probs",
         "ref_log_probs",
         "teacher_log_probs",

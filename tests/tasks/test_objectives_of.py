@@ -32,23 +32,6 @@ def test_the_actor_reads_reference_log_probs_only_for_a_kl_in_the_loss():
     assert "ref_log_probs" in actor_columns(in_loss)
 
 
-def test_the_users_own_loss_gets_the_numbers_of_the_config():
-    config = load_config("quickstart", ["algorithm.loss=math:hypot"])
-    assert actor_loss(config).keywords["aggregation"] == "token-mean"
-
-
-def test_a_loss_that_does_not_exist_is_named_with_its_key():
-    config = load_config("quickstart", ["algorithm.loss=math:nothing"])
-    with pytest.raises(ValueError, match=r"algorithm\.loss is 'math:nothing'"):
-        actor_loss(config)
-
-
-def test_a_module_that_does_not_import_is_named_with_its_key():
-    config = load_config("quickstart", ["algorithm.advantage=no_such_module:f"])
-    with pytest.raises(ValueError, match="does not import"):
-        advantage_function(config, 0.0, 1)
-
-
 ONE_STEP = ("algorithm.num_mini_batches=1", "algorithm.num_ppo_epochs=1")
 
 
