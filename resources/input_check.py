@@ -7,9 +7,11 @@ same again where they run. Here a mistake costs seconds and ends with one block 
 from collections.abc import Iterator
 
 from configs.data import SourceConfig
+from configs.parallel_rules import shape_problems
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
 from resources.import_paths import add_import_paths
+from resources.model_shapes import read_shape
 from resources.prompt_sources import DEFAULT_SIZE, load_rows
 from resources.prompt_tables import PromptError
 
@@ -45,6 +47,7 @@ def _model_problems(config: RunConfig) -> Iterator[Problem]:
         if not is_made_here:
             load_tokenizer(config.model)
             _check_sizes(config)
+            yield from _shape_problems(config)
     except ModelError as error:
         yield Problem("model", UNSAID, str(error))
     for path, model in others.items():
@@ -72,6 +75,17 @@ def _check_sizes(config: RunConfig) -> None:
             f"{config.model.path or 'the model'} has {positions} positions, and data.max_prompt_length + "
             f"rollout.max_response_length = {longest} tokens do not fit; lower one of them"
         )
+
+
+def _shape_problems(config: RunConfig) -> Iterator[Problem]:
+    from resources.models.causal_lm import load_model_config
+
+    facts = load_model_config(config.model).get_text_config().to_dict()
+    try:
+        shape = read_shape("model", str(config.model.path), facts)
+    except ConfigError:
+        return  # an architecture with other words for its sizes: its workers know whether they can cut it
+    yield from shape_problems(config, {"model": shape})
 
 
 def _count_rows(config: RunConfig) -> tuple[dict[str, int], list[Problem]]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from configs.layout import process_groups
 from configs.model import ModelShape
+from configs.parallel_rules import shape_problems
+from configs.problems import ConfigError
 from configs.run import RunConfig
 from resources.batch_algebra import BatchAlgebra, batch_algebra
 from resources.local_cluster import local_cpus, shared_cores_note
@@ -117,9 +119,13 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     """Work out everything.
 
     Raises:
-        ConfigError: a model of which neither the config nor a local config.json tells the shape.
+        ConfigError: a model of which neither the config nor a local config.json tells the shape, or whose heads no
+            rank or engine of this config can take.
     """
     shapes = {path: shape_of(path, model) for path, model in models_of(config).items()}
+    problems = list(shape_problems(config, shapes))
+    if problems:
+        raise ConfigError("plan", problems)
     placement = fit(config, nodes)
     memory = memory_of_duties(config, shapes)
     algebra = batch_algebra(config)

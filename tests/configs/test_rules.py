@@ -125,12 +125,12 @@ def test_workers_that_fill_bundles_unevenly_are_refused():
 
 def test_tensor_parallel_must_divide_the_workers():
     split = [
-        "pools.generation={nodes: [4], accelerator: gpu}",
-        "roles.rollout={pool: generation, colocate: split, tensor_parallel: 3}",
+        "pools.generation={nodes: [5], accelerator: gpu}",
+        "roles.rollout={pool: generation, colocate: split, tensor_parallel: 4}",
     ]
     said = problems("quickstart", *split)
     assert said == [
-        "roles.rollout.workers is 4; tensor_parallel x sequence_parallel is 3 and must divide it; use 3, or a smaller "
+        "roles.rollout.workers is 5; tensor_parallel x sequence_parallel is 4 and must divide it; use 4, or a smaller "
         "parallel size"
     ]
 

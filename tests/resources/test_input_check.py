@@ -12,7 +12,7 @@ from resources.input_check import check_inputs
 from resources.models.character_tokenizer import build_character_tokenizer
 
 LLAMA = {
-    "model_type": "llama", "vocab_size": 100, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1,
     "num_attention_heads": 1, "max_position_embeddings": 12,
 }  # fmt: skip
 
@@ -77,6 +77,13 @@ def test_a_table_that_filtering_makes_smaller_than_an_iteration_is_refused(tmp_p
 def test_a_model_too_small_for_the_run_is_refused(tmp_path: Path, changes: dict, said: str):
     [problem] = refused(model_folder(tmp_path, **{"max_position_embeddings": 16} | changes))
     assert re.search(said, problem), problem
+
+
+def test_a_model_with_heads_that_vllm_has_no_attention_for_is_refused_on_a_cpu(tmp_path: Path):
+    model = model_folder(tmp_path, max_position_embeddings=16, num_attention_heads=2)
+    [problem] = refused(model)
+    assert problem.startswith("rollout.engine is 'vllm'; each attention head of model is 16 wide")
+    assert refused(model, "rollout.engine=huggingface") == []
 
 
 def test_a_stop_token_that_the_model_does_not_have_is_refused(tmp_path: Path):

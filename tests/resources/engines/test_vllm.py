@@ -335,3 +335,11 @@ def test_seeded_rows_longer_than_one_step_together_are_sampled(vllm_engine):
     # 100 prompts of 60 tokens exceed a step's 4096; vLLM would cut one prefill in two and fail on a CPU.
     outputs = vllm_engine.generate(requests_for(range(100), length=60, max_tokens=2), Sampling())
     assert [len(output.token_ids) for output in outputs] == [2] * 100
+
+
+def test_the_rules_know_the_widths_of_heads_that_vllm_has_on_a_cpu():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    from configs.parallel_rules import CPU_HEAD_SIZES
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
