@@ -180,13 +180,17 @@ def _correct(
     return {"train_mask": kept, "correction_weights": weights}, metrics
 
 
+def score_mean(name: str, scores: Tensor, rollout_ids: Tensor | None) -> Metrics:
+    """Mean over the scorable rollouts; one of several segments is one score."""
+    votes = rollout_votes(~scores.isnan(), rollout_ids)
+    return {name: masked_sum(votes * scores, votes > 0), name + COUNT: votes.sum()}
+
+
 def _score_metrics(scores: Tensor, group_ids: Tensor, rollout_ids: Tensor | None) -> Metrics:
     has_signal = groups_with_signal(scores, group_ids)
     every_group = torch.ones_like(has_signal)
-    votes = rollout_votes(~scores.isnan(), rollout_ids)  # a rollout of several segments is one score
     return {
-        "reward/score_mean": masked_sum(votes * scores, votes > 0),
-        "reward/score_mean" + COUNT: votes.sum(),
+        **score_mean("reward/score_mean", scores, rollout_ids),
         **mean_metric("reward/groups_with_signal", has_signal.float(), every_group),
     }
 

@@ -87,6 +87,26 @@ def test_the_overlong_penalty_is_in_the_advantages_and_not_in_the_score(small_ca
     assert metrics["reward/penalised_score_mean"] == pytest.approx(metrics["reward/score_mean"] - 0.5)
 
 
+def test_the_whole_recipe_of_dapo_tells_the_score_without_the_penalty(small_cast: SmallCast):
+    config = small_config("algorithm.name=dapo", "algorithm.overlong={max_length: 8, buffer: 4, factor: 1.0}")
+    metrics = small_cast.run(config).iterate()
+    assert 0.0 < metrics["reward/score_mean"] < 1.0
+    assert metrics["reward/penalised_score_mean"] == pytest.approx(metrics["reward/score_mean"] - 0.5)
+
+
+@pytest.mark.parametrize("setting", ["normalise=true", "clip=0.25"])
+def test_the_score_is_told_as_the_graders_gave_it_whatever_is_trained_on(small_cast: SmallCast, setting: str):
+    run = small_cast.run(small_config("algorithm.name=rloo", f"reward.{setting}"), fresh=["reward"])
+    metrics = run.iterate()
+    run.context.groups["reward"].call("close")
+    right = metrics["reward/score_mean"]
+    assert metrics["reward/source/sorting/score_mean"] == right
+    deviation = (right * (1 - right)) ** 0.5  # scores are 0 or 1
+    assert metrics["reward/score_std"] == pytest.approx(deviation)
+    wanted = right / deviation if setting == "normalise=true" else 0.25 * right
+    assert metrics["reward/shaped_score_mean"] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_sources_have_groups_of_their_own_size(small_cast: SmallCast):
     sources = (
         "[{name: a, kind: sorting, size: 50, group_size: 2, options: {num_digits: 3}},"
