@@ -100,11 +100,20 @@ def _vllm_engines(config: "RunConfig") -> dict[str, str]:
 
 
 def adapters_act(config: "RunConfig") -> Iterator[Problem]:
-    """Dropout in adapters makes the update score other numbers than those it is compared with."""
+    """Adapters are for what is trained; with dropout in them the first ratio of an update is not 1."""
     lora = config.model.lora
     if lora is not None and lora.dropout > 0.0 and config.recomputes_log_probs:
         rule = "log-probs are recomputed before the update, whose first ratio would then not be 1"
         yield Problem("model.lora.dropout", lora.dropout, rule, "set it to 0")
+    frozen = {f"teachers.{index}.model": teacher.model for index, teacher in enumerate(config.teachers)}
+    for index, grader in enumerate(config.reward.graders):
+        served = grader.judge.serve if grader.judge is not None else None
+        parts = {f"reward.graders.{index}.model": grader.model, f"reward.graders.{index}.judge.serve": served}
+        frozen |= {path: model for path, model in parts.items() if model is not None}
+    for path, model in frozen.items():
+        if model.lora is not None:
+            rule = "this model is only read, and new adapters change nothing"
+            yield Problem(f"{path}.lora", "given", rule, "remove it; merge trained ones into the folder")
 
 
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (

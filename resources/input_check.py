@@ -5,8 +5,10 @@ same again where they run. Here a mistake costs seconds and ends with one block 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from configs.data import SourceConfig
+from configs.model import ModelConfig
 from configs.parallel_rules import shape_problems
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
@@ -35,26 +37,53 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _model_problems(config: RunConfig) -> Iterator[Problem]:
-    read = {"critic.model": config.critic.model}
+    read = {"critic.model": config.critic.model if config.algorithm.needs_critic else None}
     read |= {f"reward.graders.{n}.model": grader.model for n, grader in enumerate(config.reward.graders)}
     others = {path: model for path, model in read.items() if model is not None and model.build is None}
     is_made_here = config.model.build is not None and config.model.tokenizer_path is None
-    if is_made_here and not others:
+    adapted = {path: model for path, model in {"model": config.model, **read}.items() if model and model.lora}
+    if is_made_here and not others and not adapted:
         return  # nothing is read, and transformers takes seconds to import
-    from resources.models.causal_lm import ModelError, check_model_folder, load_tokenizer
+    from resources.models.causal_lm import ModelError, build_skeleton, load_tokenizer
+    from resources.models.lora import check_target_modules
 
     try:
+        tokenizer = load_tokenizer(config.model)
         if not is_made_here:
-            load_tokenizer(config.model)
             _check_sizes(config)
             yield from _shape_problems(config)
     except ModelError as error:
         yield Problem("model", UNSAID, str(error))
+        return
     for path, model in others.items():
         try:
-            check_model_folder(model)
+            is_reward_model = path != "critic.model" or config.critic.from_reward_model
+            _check_other(model, tokenizer, is_reward_model=is_reward_model)
         except ModelError as error:
             yield Problem(path, UNSAID, str(error))
+            adapted.pop(path, None)
+    for path, model in adapted.items():
+        try:
+            assert model.lora is not None
+            check_target_modules(build_skeleton(model), model.lora)
+        except ModelError as error:
+            yield Problem(f"{path}.lora.target_modules", UNSAID, str(error))
+
+
+def _check_other(model: ModelConfig, tokenizer: Any, *, is_reward_model: bool) -> None:
+    """Raise ModelError for a critic or a reward model that is not there, is something else, or reads other tokens."""
+    from resources.models.causal_lm import ModelError, check_model_folder, check_same_tokens
+    from resources.models.value_head import check_reward_model
+
+    check_model_folder(model)
+    try:
+        if is_reward_model:
+            check_reward_model(model)
+        check_same_tokens(tokenizer, model)
+    except ModelError:
+        raise
+    except (OSError, ValueError, KeyError) as error:  # whatever transformers says of a broken folder
+        raise ModelError(f"{model.path} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 
 def _check_sizes(config: RunConfig) -> None:

@@ -99,3 +99,9 @@ def test_dropout_in_adapters_is_refused_where_the_first_ratio_is_checked():
     said = the_problem("quickstart-grpo", *lora)
     assert said.startswith("model.lora.dropout is 0.1; log-probs are recomputed before the update")
     assert problems("quickstart-grpo", *lora, "algorithm.num_ppo_epochs=1", "algorithm.num_mini_batches=1") == []
+
+
+def test_adapters_of_a_model_that_is_only_read_are_refused():
+    model = "{path: /models/judge, lora: {rank: 4}}"
+    said = the_problem("quickstart", f"reward.graders=[{{name: g, kind: model, model: {model}}}]")
+    assert said.startswith("reward.graders.0.model.lora is 'given'; this model is only read")

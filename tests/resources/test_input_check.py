@@ -103,6 +103,51 @@ def test_a_folder_without_weights_tokenizer_or_anything_is_refused(tmp_path: Pat
         assert str(tmp_path) in problem
 
 
+REWARD_MODEL = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+
+
+def graded_by(folder: Path) -> str:
+    return f"reward.graders=[{{name: g, kind: model, model: {{path: {folder}}}}}]"
+
+
+def test_a_reward_model_without_a_trained_head_is_refused(tmp_path: Path):
+    model_folder(tmp_path, vocab_size=128, architectures=["LlamaForCausalLM"])
+    [problem] = refused(graded_by(tmp_path))
+    assert problem.startswith(f"reward.graders.0.model: {tmp_path} holds ['LlamaForCausalLM'] with 2 labels")
+    model_folder(tmp_path, vocab_size=128, **REWARD_MODEL)
+    assert refused(graded_by(tmp_path)) == []
+
+
+def test_a_model_that_reads_other_tokens_in_the_policys_ids_is_refused(tmp_path: Path):
+    model_folder(tmp_path, vocab_size=99, **REWARD_MODEL)
+    assert "has 99 embeddings and is fed the policy's token ids, up to 99" in refused(graded_by(tmp_path))[0]
+    model_folder(tmp_path, vocab_size=128, **REWARD_MODEL)
+    words = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = words["model"]["vocab"]
+    vocab["1"], vocab["2"] = vocab["2"], vocab["1"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words))
+    [problem] = refused(graded_by(tmp_path))
+    assert "numbers 2 of 100 tokens otherwise, for example ['1', '2']" in problem
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert refused(graded_by(tmp_path)) == []
+
+
+def test_a_critic_that_reads_other_tokens_is_refused_where_there_is_a_critic(tmp_path: Path):
+    model_folder(tmp_path, vocab_size=99)
+    critic = f"critic.model={{path: {tmp_path}}}"
+    assert refused(critic) == []  # grpo has none
+    with_critic = ["algorithm.name=ppo", "roles.critic={pool: main, colocate: fused, workers: 1}"]
+    assert refused(critic, *with_critic)[0].startswith(f"critic.model: {tmp_path} has 99 embeddings")
+
+
+def test_adapters_for_layers_that_the_model_does_not_have_are_refused():
+    roles = "roles={actor: {pool: main}, rollout: {pool: main}, reward: {pool: main}}"
+    assert refused("model.lora={}", roles) == []
+    [problem] = refused("model.lora={target_modules: [q_proj, c_attn]}", roles)
+    assert problem.startswith("model.lora.target_modules: lora.target_modules has ['c_attn'], which no layer")
+
+
 def user_module(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
     """Write `text` as a module of its own that this process can import; gives its name."""
     name = f"user_{folder.name.replace('-', '_')}"
