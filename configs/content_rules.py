@@ -72,9 +72,12 @@ def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
     for index, grader in enumerate(config.reward.graders):
         if grader.kind == "python":
             given[f"reward.graders.{index}.function"] = grader.function
-    for index, source in enumerate(config.data.sources):
-        if source.kind == "python":
-            given[f"data.sources.{index}.path"] = source.path
+    for section, sources in (("data", config.data.sources), ("validation", config.validation.sources)):
+        for index, source in enumerate(sources):
+            if source.kind == "python":
+                given[f"{section}.sources.{index}.path"] = source.path
+    if config.rollout.tools is not None:
+        given["rollout.tools.environment"] = config.rollout.tools.environment
     for index, function in enumerate(config.rollout.tools.functions if config.rollout.tools else ()):
         given[f"rollout.tools.functions.{index}"] = function
     for path, value in given.items():
@@ -105,6 +108,9 @@ def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
     if config.data.chat_template and config.model.build is not None and config.model.tokenizer_path is None:
         rule = f"model.build is {config.model.build!r}, whose character tokenizer has no chat template"
         yield Problem("data.chat_template", True, rule, "turn it off, or give model.tokenizer_path")
+    if config.data.system_prompt is not None and not config.data.chat_template:
+        rule = "data.chat_template is false, and only a template has a place for it"
+        yield Problem("data.system_prompt", config.data.system_prompt, rule, "set chat_template to true, or remove it")
 
 
 def server_settings_act(config: "RunConfig") -> Iterator[Problem]:

@@ -319,3 +319,21 @@ def test_a_stop_token_outside_the_vocabulary_is_refused():
     said = the_problem("quickstart", "rollout.sampling.stop_token_ids=[2, 128]")
     assert said.startswith("rollout.sampling.stop_token_ids: [128] are in no response: model.shape.vocab_size is 128")
     assert problems("quickstart", "rollout.sampling.stop_token_ids=[127]") == []
+
+
+@pytest.mark.parametrize("path", ["rollout.sampling.temperature", "validation.temperature"])
+def test_a_temperature_that_an_engine_would_raise_without_a_word_is_refused(path: str):
+    assert the_problem("quickstart", f"{path}=0.009").startswith(f"{path} is 0.009; ")
+    assert problems("quickstart", f"{path}=0.01") == []
+
+
+def test_a_system_prompt_without_a_template_to_hold_it_is_refused():
+    said = the_problem("quickstart", "data.system_prompt=be brief")
+    assert said.startswith("data.system_prompt is 'be brief'; data.chat_template is false")
+
+
+def test_import_paths_of_held_out_prompts_and_environments_are_looked_at_too():
+    held_out = "validation.sources=[{name: v, kind: python, path: my_rows}]"
+    assert the_problem("quickstart", held_out).startswith("validation.sources.0.path is 'my_rows'; an import path is")
+    env = ["rollout.tools={environment: chess}", "roles.env={pool: main}"]
+    assert the_problem("quickstart", *env).startswith("rollout.tools.environment is 'chess'; an import path is")

@@ -103,6 +103,19 @@ def test_a_folder_without_weights_tokenizer_or_anything_is_refused(tmp_path: Pat
         assert str(tmp_path) in problem
 
 
+def test_generated_prompts_that_cannot_be_made_are_refused():
+    source = "data.sources=[{name: s, kind: %s, size: 64, %s}]"
+    assert refused(source % ("sorting", "options: {num_digits: 0}")) == [
+        "data.sources.0: source 's': num_digits is 0; it is a whole number from 1 to 64"
+    ]
+    held_out = "validation.sources=[{name: v, kind: sorting, size: 257, options: {num_digits: 3}}]"
+    assert "asks for 257 rows but the held-out part of its space has" in refused(held_out)[0]
+    [said] = refused(source % ("reasoning_gym", "path: chess_problems"))
+    assert said.startswith("data.sources.0: source 's': reasoning-gym has no data set 'chess_problems'")
+    [said] = refused(source % ("reasoning_gym", "path: basic_arithmetic, options: {words: 3}"))
+    assert "reasoning-gym's basic_arithmetic refuses the options {'words': 3}" in said
+
+
 REWARD_MODEL = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
 
 

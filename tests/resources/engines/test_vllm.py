@@ -312,11 +312,6 @@ def test_facts_tell_tokens_slots_and_finish_times(vllm_engine):
     assert set(facts.finish_seconds) == {output.row_id for output in outputs}
 
 
-def test_too_low_a_temperature_is_refused():
-    with pytest.raises(ValueError, match=r"temperature is 0\.001"):
-        Sampling.from_config(SamplingConfig(temperature=0.001), [STOP])
-
-
 def test_stop_tokens_are_the_models_and_the_configs():
     assert Sampling.from_config(SamplingConfig(stop_token_ids=(9, 4)), [STOP, 9]).stop_token_ids == (2, 4, 9)
 
