@@ -37,9 +37,9 @@ class CorrectionConfig(Config):
     ] | None = None  # fmt: skip
     """None: `token-truncate` where rollouts run ahead of the update (async_depth), else off."""
     lower: Annotated[float, Field(ge=0.0)] = 0.0
-    """Smallest weight kept (icepop) or smallest statistic kept (reject)."""
+    """Smallest weight (truncate), smallest weight kept (icepop), smallest exp(mean d) of a row kept (reject-k1)."""
     upper: Annotated[float, Field(gt=0.0)] = 2.0
-    """Largest weight (truncate, icepop) or largest statistic kept (reject)."""
+    """Largest weight (truncate), or largest weight or statistic kept (icepop, reject)."""
     max_staleness: Annotated[int, Field(ge=0)] | None = None
     """Rows sampled more policy versions than this before the update are left out of it; none when left out."""
 
@@ -106,7 +106,7 @@ class AlgorithmConfig(Config):
     changes nothing: one optimizer step an iteration, whose own forward pass has the same numbers, and no other reader.
     """
     target_kl: Annotated[float, Field(gt=0.0)] | None = None
-    """Stop the epochs of an iteration once the policy moved this far (approximate KL per token)."""
+    """Leave out the remaining steps of an iteration once the policy moved this far (approximate KL per token)."""
     critic_warmup_iterations: Annotated[int, Field(ge=0)] = 0
     """Iterations in which only the critic learns."""
     correction: CorrectionConfig = CorrectionConfig()

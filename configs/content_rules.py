@@ -1,5 +1,6 @@
 """Rules about what is sampled, scored and taught: sources, graders, engines, teachers, staleness."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_METRIC_ROLES = ("validation", "reward", "rollout", "advantage", "actor", "critic", "teacher", "reward_model", "sft")
 _IMPORT_PATH = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
@@ -42,6 +44,33 @@ def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
     if config.validation.every and not config.validation.sources:
         rule = "validation.sources is empty"
         yield Problem("validation.every", config.validation.every, rule, "name held-out sources, or set it to 0")
+
+
+def best_checkpoint_is_measured(config: "RunConfig") -> Iterator[Problem]:
+    """The best checkpoint is one of those whose own iteration ended with the metric."""
+    name, validation, saves = config.checkpoint.keep_best, config.validation, config.checkpoint.every
+    if name is None:
+        return
+    path = "checkpoint.keep_best"
+    if not name.startswith("validation/"):
+        if name.partition("/")[0] not in _METRIC_ROLES:
+            rule = f"metrics are named after {', '.join(_METRIC_ROLES)}"
+            yield Problem(path, name, rule, "for example validation/sampled_accuracy")
+        return
+    kinds = ["sampled_accuracy", *(["accuracy"] if validation.greedy else [])]
+    if validation.samples_per_prompt > 1:
+        kinds += [f"{kind}_at_{validation.samples_per_prompt}" for kind in ("best", "majority")]
+    sources = [source.name for source in validation.sources]
+    prefixes = ["validation", *(f"validation/source/{source}" for source in sources if len(sources) > 1)]
+    known = [f"{prefix}/{kind}" for prefix in prefixes for kind in kinds]
+    if name.removesuffix("/low").removesuffix("/high") not in known:
+        yield Problem(path, name, "no validation of this run gives it", f"it gives {known}")
+    elif not (validation.every and saves) or math.lcm(validation.every, saves) >= config.iterations:
+        rule = (
+            f"validation.every is {validation.every} and checkpoint.every {saves}, so that no iteration before the "
+            f"last of {config.iterations} has both"
+        )
+        yield Problem(path, name, rule, "make checkpoint.every a multiple of validation.every")
 
 
 def secrets_are_named(config: "RunConfig") -> Iterator[Problem]:
@@ -226,6 +255,7 @@ def _actor_and_rollout_share_a_process(config: "RunConfig") -> bool:
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
     validation_has_prompts,
+    best_checkpoint_is_measured,
     secrets_are_named,
     import_paths_are_whole,
     engine_settings_act,
