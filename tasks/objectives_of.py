@@ -93,8 +93,10 @@ def advantage_columns(config: RunConfig) -> tuple[str, ...]:
     measures_kl = config.algorithm.needs_reference and config.recomputes_log_probs
     extra = ("old_log_probs", "ref_log_probs") if measures_kl else ()
     taught = ("old_log_probs", "teacher_log_probs") if config.distillation is not None else ()
+    # An engine that drifts from the actor shows in the gap between the two, whether it is corrected or not.
+    gap = ("old_log_probs", "rollout_log_probs") if config.recomputes_log_probs else ()
     own = HOOK_COLUMNS if config.algorithm.advantage is not None else ()
-    return tuple(dict.fromkeys((*needed, "group_ids", *extra, *taught, *own)))
+    return tuple(dict.fromkeys((*needed, "group_ids", *extra, *taught, *gap, *own)))
 
 
 def actor_columns(config: RunConfig) -> tuple[str, ...]:

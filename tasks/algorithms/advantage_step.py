@@ -171,9 +171,13 @@ def _place_rewards(columns: Mapping[str, Tensor], kl_coef: float, kl_estimator: 
 def _correct(
     columns: Mapping[str, Tensor], mask: Tensor, mode: str, lower: float, upper: float
 ) -> tuple[dict[str, Tensor], Metrics]:
-    """The trained mask, and with a correction the weights."""
+    """The trained mask, and with a correction the weights; how far engine and actor are apart is told either way."""
     if mode == "off":
-        return {"train_mask": mask}, {}
+        both = ("old_log_probs", "rollout_log_probs")
+        if any(name not in columns for name in both):
+            return {"train_mask": mask}, {}
+        gap = zero_masked(columns[both[0]] - columns[both[1]], mask).abs()
+        return {"train_mask": mask}, mean_metric("rollout/log_prob_gap", gap, mask)
     weights, kept, metrics = rollout_correction(
         columns["old_log_probs"], columns["rollout_log_probs"], mask, mode=mode, lower=lower, upper=upper
     )

@@ -101,7 +101,8 @@ def test_old_log_probs_are_left_out_only_where_one_step_makes_them_itself(overri
     config = load_config("quickstart-grpo", [*ONE_STEP, *overrides])
     assert config.recomputes_log_probs == is_needed
     assert ("old_log_probs" in actor_columns(config)) == is_needed
-    assert is_needed or "old_log_probs" not in advantage_columns(config)
+    assert ("old_log_probs" in advantage_columns(config)) == is_needed
+    assert ("rollout_log_probs" in advantage_columns(config)) == is_needed
 
 
 def vetted_rows() -> dict[str, list[str]]:
