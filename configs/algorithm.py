@@ -4,7 +4,15 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from configs.algorithm_defaults import DEFAULTS, Aggregation, AlgorithmName, KlEstimator, KlPlace, ResolvedAlgorithm
+from configs.algorithm_defaults import (
+    DEFAULTS,
+    READERS,
+    Aggregation,
+    AlgorithmName,
+    KlEstimator,
+    KlPlace,
+    ResolvedAlgorithm,
+)
 from configs.base import Config, Count, Fraction
 
 T = TypeVar("T")
@@ -140,6 +148,17 @@ class AlgorithmConfig(Config):
     def is_group_relative(self) -> bool:
         """Baselines over siblings need at least two responses a prompt."""
         return self.name not in ("ppo", "decoupled_ppo", "reinforce_plus_plus", "remax", "distillation")
+
+    def unread(self) -> tuple[str, ...]:
+        """Knobs that were given and that neither the estimator nor the loss of `name` reads.
+
+        >>> AlgorithmConfig(name="gspo", clip_ratio_dual=3.0, clip_ratio_low=0.1).unread()
+        ('clip_ratio_dual',)
+        """
+        if self.advantage is not None or self.loss is not None:
+            return ()  # those may ask for any
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        return tuple(sorted(knob for knob, readers in READERS.items() if knob in given and self.name not in readers))
 
     def resolved(self) -> ResolvedAlgorithm:
         """Every knob decided: the user's value where there is one, else the vetted value of `name`."""

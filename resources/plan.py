@@ -133,6 +133,7 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     note = shared_cores_note(config) if any(node.node_id == "this-machine" for node in nodes) else None
     remarks = [
         *([] if note is None else [note]),
+        *unread_notes(config),
         *algebra.remarks,
         *_memory_remarks(config, shapes["model"], bundles, algebra),
     ]
@@ -145,6 +146,12 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
         shapes=shapes,
         remarks=tuple(remarks),
     )
+
+
+def unread_notes(config: RunConfig) -> list[str]:
+    """Settings that change nothing under this algorithm; a preset whose algorithm was replaced has some too."""
+    algorithm = config.algorithm
+    return [f"algorithm.{knob} is set, and {algorithm.name} does not read it" for knob in algorithm.unread()]
 
 
 def _bundle_memory(

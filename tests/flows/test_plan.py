@@ -77,6 +77,15 @@ def test_what_does_not_fit_is_told_to_programs_too(capsys: pytest.CaptureFixture
     assert sheet["no_fit"]["wanted"] == {"CPU": 8.0, "GPU": 1.0}
 
 
+def test_a_knob_that_the_algorithm_does_not_read_is_told(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "plan", "quickstart-grpo", "--set", "algorithm.name=gspo", "--json")
+    assert code == 0
+    assert not any("does not read it" in remark for remark in json.loads(out)["remarks"])
+    given = ("--set", "algorithm.clip_ratio_dual=3.0")
+    _, out, _ = run(capsys, "plan", "quickstart-grpo", "--set", "algorithm.name=gspo", *given, "--json")
+    assert "algorithm.clip_ratio_dual is set, and gspo does not read it" in json.loads(out)["remarks"]
+
+
 def test_a_model_whose_heads_no_engine_of_the_plan_takes_ends_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

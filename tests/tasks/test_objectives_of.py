@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.algorithm_defaults import DEFAULTS
+from configs.algorithm_defaults import DEFAULTS, READERS
 from configs.load import load_config
 from configs.run import RunConfig
 from tasks.algorithms.objectives import policy_loss_knobs
@@ -122,4 +122,6 @@ def test_the_page_of_algorithms_has_the_vetted_settings_and_the_knobs_that_are_r
     assert kl == f"{vetted.kl_place}, {vetted.kl_estimator}"
     named = vetted_rows()["ppo" if "as `ppo`" in knobs else "grpo"][2] + knobs if "as `" in knobs else knobs
     for knob in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_dual", "covariance_kl_coef"):
-        assert (f"`{knob}`" in named) == (knob in read), knob
+        assert (f"`{knob}`" in named) == (knob in read) == (name in READERS[knob]), knob
+    for knob in set(READERS) - {"clip_ratio_low", "clip_ratio_high", "clip_ratio_dual", "gamma"}:
+        assert (f"`{knob}`" in named) == (name in READERS[knob]), knob
