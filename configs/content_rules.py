@@ -127,6 +127,12 @@ def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
         yield Problem(
             "rollout.tools", "given", "it names neither functions nor an environment", "name one, or remove it"
         )
+    if rollout.offload and rollout.servers.enabled:
+        rule = "servers take requests at any time, so their engines stay where they are"
+        yield Problem("rollout.offload", True, rule, "set it to false, or disable rollout.servers")
+    if rollout.offload and config.pools[placed(config, "rollout").pool].accelerator == "none":
+        rule = "the engine works on CPUs, where there is no accelerator's memory to give back"
+        yield Problem("rollout.offload", True, rule, "set it to false")
     is_one_process = _actor_and_rollout_share_a_process(config)
     if rollout.weight_sync == "in_process" and not is_one_process:
         rule = "actor and rollout are processes of their own"

@@ -86,6 +86,8 @@ class RolloutConfig(Config):
     max_running_sequences: Count = 256
     gpu_memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the accelerator's memory the engine may take (GPU)."""
+    offload: bool = False
+    """Keep the engine's weights in host memory, and no KV cache, while nothing is sampled and no weights come (GPU)."""
     kv_cache_bytes: Bytes | None = None
     """KV cache of a CPU engine; 256 MiB when left out."""
     num_gpu_blocks_override: Count | None = None

@@ -186,7 +186,8 @@ def _bundle_memory(
 
 
 def _is_offloaded(config: RunConfig, duty: str) -> bool:
-    return (duty == "actor" and config.actor.offload) or (duty == "critic" and config.critic.offload)
+    offloads = {"actor": config.actor.offload, "critic": config.critic.offload, "rollout": config.rollout.offload}
+    return offloads.get(duty, False)
 
 
 def _verdict(total: int, certain: int, capacity: int | None) -> str:
