@@ -77,4 +77,5 @@ class ValidationConfig(Config):
     samples_per_prompt: Count = 1
     greedy: bool = True
     """Score the greedy response too."""
-    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    """Of the samples; below 0.01 vLLM raises it without a word. `greedy` is what 0 would mean."""

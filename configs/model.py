@@ -122,6 +122,11 @@ class OptimizerConfig(Config):
             raise ValueError(
                 f"schedule is {self.schedule!r} but total_steps is missing; say over how many steps it decays"
             )
+        if self.schedule != "constant" and self.total_steps is not None and self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps} and total_steps {self.total_steps}; the {self.schedule} schedule "
+                "begins after the warm-up and ends at total_steps, so warmup_steps must be smaller"
+            )
         if len(self.betas) != 2:
             raise ValueError(f"betas has {len(self.betas)} numbers; AdamW takes two")
         return self

@@ -7,7 +7,7 @@ the rest is asked only when those hold.
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from configs import batch_rules, content_rules, role_rules
+from configs import batch_rules, content_rules, parallel_rules, role_rules
 from configs.layout import HYBRID_ROLES, duties
 from configs.problems import ConfigError, Problem
 
@@ -18,7 +18,10 @@ __all__ = ["HYBRID_ROLES", "STAGES", "check_rules", "duties"]
 
 Rule = Callable[["RunConfig"], Iterator[Problem]]
 
-STAGES: tuple[tuple[Rule, ...], ...] = (role_rules.FIRST, role_rules.RULES + batch_rules.RULES + content_rules.RULES)
+STAGES: tuple[tuple[Rule, ...], ...] = (
+    role_rules.FIRST,
+    role_rules.RULES + batch_rules.RULES + content_rules.RULES + parallel_rules.RULES,
+)
 
 
 def check_rules(config: "RunConfig") -> None:

@@ -162,6 +162,17 @@ def _no_more_options(source: SourceConfig, known: set[str]) -> None:
         )
 
 
+def _gym_dataset(source: SourceConfig, size: int) -> Any:
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(str(source.path), size=size, seed=source.seed, **source.options)
+    except (TypeError, ValueError, AssertionError) as error:  # its ways to refuse an option
+        raise PromptError(
+            f"source {source.name!r}: reasoning-gym's {source.path} refuses the options {source.options}: {error}"
+        ) from error
+
+
 def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
     import reasoning_gym  # several seconds to import, so only where it is used
 
@@ -174,7 +185,7 @@ def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
     share = 1 if held_out else HELD_OUT_PARTS - 1
     drawn = wanted * HELD_OUT_PARTS // share + HELD_OUT_PARTS
     for attempt in range(4):
-        dataset = reasoning_gym.create_dataset(source.path, size=drawn << attempt, seed=source.seed, **source.options)
+        dataset = _gym_dataset(source, drawn << attempt)
         entries = {entry["question"]: entry for entry in map(dataset.__getitem__, range(drawn << attempt))}
         kept = [entry for question, entry in entries.items() if is_held_out(question) == held_out][:wanted]
         if len(kept) == wanted:

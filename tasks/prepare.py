@@ -16,7 +16,6 @@ from prefect.states import Crashed
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
-from resources.input_check import check_inputs
 from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
@@ -28,6 +27,7 @@ from tasks.run_folder import open_directory
 from tasks.run_state import RunState
 from tasks.saves import save_last_iteration
 from tasks.session import Session, open_session
+from tasks.start_check import check_start
 from tasks.watchers import open_watchers
 
 
@@ -36,7 +36,7 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     """A new run, or the one in the folder `resume`; everything of it is gone from the cluster afterwards."""
     left = _folder_to_resume(config, resume)
     if left is None:
-        check_inputs(config)
+        check_start(config)
     if config.teachers:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 

@@ -6,7 +6,8 @@ Every rank reads the same slice of prompts and keeps the groups that are its eng
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,8 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         mine = self._mine(wanted.prompts)
         rows = greedy_rows(mine) if greedy else rows_of(mine, group_size, self.stride)
         sampling = Sampling.from_config(self.rollout.sampling, self.eos_token_ids, greedy=greedy)
-        status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream, environment)
+        with self._awake():
+            status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream, environment)
         position = {"epoch": wanted.epoch, "start": wanted.start, "identity": self.prompts.identity}
         return {**status, "next_position": position}, shard
 
@@ -188,7 +190,9 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         config = self.rollout.sampling
         tempered = SamplingConfig(temperature=self.validation.temperature, stop_token_ids=config.stop_token_ids)
         sampling = Sampling.from_config(tempered, self.eos_token_ids, greedy=greedy)
-        return self._generate(rows, sampling, stream_seed(self.run_seed, "validation"), 0, stream, environment)
+        seed = stream_seed(self.run_seed, "validation")
+        with self._awake():
+            return self._generate(rows, sampling, seed, 0, stream, environment)
 
     @dispatch(Dispatch.BROADCAST)
     def describe_prompts(self) -> dict[str, Any]:
@@ -206,13 +210,22 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
 
     @dispatch(Dispatch.BROADCAST)
     def sleep(self) -> None:
-        """Free the accelerator for another role of this bundle."""
-        self.engine.sleep()
+        """Free the accelerator for another role of this bundle; with `rollout.offload` each rollout ends so."""
+        self._rest_engine()
 
     @dispatch(Dispatch.BROADCAST)
     def wake(self) -> None:
-        """Undo `sleep`."""
-        self.engine.wake()
+        """Undo `sleep`; what samples and what brings new weights does so by itself."""
+        self._wake_engine()
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        self._wake_engine()
+        try:
+            yield
+        finally:
+            if self.rollout.offload:
+                self._rest_engine()
 
     def _mine(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         return [prompt for prompt in prompts if prompt.ordinal % self.num_engines == self.engine_index]

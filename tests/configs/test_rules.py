@@ -125,12 +125,12 @@ def test_workers_that_fill_bundles_unevenly_are_refused():
 
 def test_tensor_parallel_must_divide_the_workers():
     split = [
-        "pools.generation={nodes: [4], accelerator: gpu}",
-        "roles.rollout={pool: generation, colocate: split, tensor_parallel: 3}",
+        "pools.generation={nodes: [5], accelerator: gpu}",
+        "roles.rollout={pool: generation, colocate: split, tensor_parallel: 4}",
     ]
     said = problems("quickstart", *split)
     assert said == [
-        "roles.rollout.workers is 4; tensor_parallel x sequence_parallel is 3 and must divide it; use 3, or a smaller "
+        "roles.rollout.workers is 5; tensor_parallel x sequence_parallel is 4 and must divide it; use 4, or a smaller "
         "parallel size"
     ]
 
@@ -319,3 +319,82 @@ def test_a_stop_token_outside_the_vocabulary_is_refused():
     said = the_problem("quickstart", "rollout.sampling.stop_token_ids=[2, 128]")
     assert said.startswith("rollout.sampling.stop_token_ids: [128] are in no response: model.shape.vocab_size is 128")
     assert problems("quickstart", "rollout.sampling.stop_token_ids=[127]") == []
+
+
+@pytest.mark.parametrize("path", ["rollout.sampling.temperature", "validation.temperature"])
+def test_a_temperature_that_an_engine_would_raise_without_a_word_is_refused(path: str):
+    assert the_problem("quickstart", f"{path}=0.009").startswith(f"{path} is 0.009; ")
+    assert problems("quickstart", f"{path}=0.01") == []
+
+
+def test_a_system_prompt_without_a_template_to_hold_it_is_refused():
+    said = the_problem("quickstart", "data.system_prompt=be brief")
+    assert said.startswith("data.system_prompt is 'be brief'; data.chat_template is false")
+
+
+def test_import_paths_of_held_out_prompts_and_environments_are_looked_at_too():
+    held_out = "validation.sources=[{name: v, kind: python, path: my_rows}]"
+    assert the_problem("quickstart", held_out).startswith("validation.sources.0.path is 'my_rows'; an import path is")
+    env = ["rollout.tools={environment: chess}", "roles.env={pool: main}"]
+    assert the_problem("quickstart", *env).startswith("rollout.tools.environment is 'chess'; an import path is")
+
+
+ONE_STEP = ["algorithm.num_ppo_epochs=1", "algorithm.num_mini_batches=1"]
+
+
+def test_a_target_kl_with_no_second_step_to_leave_out_is_refused():
+    said = the_problem("quickstart", "algorithm.target_kl=0.1", *ONE_STEP)
+    assert said.startswith("algorithm.target_kl is 0.1; an iteration has one optimizer step")
+    assert problems("quickstart", "algorithm.target_kl=0.1", ONE_STEP[0]) == []
+
+
+def test_a_lower_bound_that_a_rejection_does_not_read_is_refused():
+    lower = "algorithm.correction.lower=0.5"
+    said = the_problem("quickstart", "algorithm.correction.mode=reject-k3", lower)
+    assert said.startswith("algorithm.correction.lower is 0.5; reject-k3 rejects what is above `upper`")
+    assert problems("quickstart", "algorithm.correction.mode=reject-k1", lower) == []
+
+
+def test_decoupled_ppo_is_not_corrected_twice():
+    decoupled = "algorithm.name=decoupled_ppo"
+    said = the_problem("quickstart", decoupled, "algorithm.correction.mode=icepop")
+    assert said.startswith("algorithm.correction.mode is 'icepop'; decoupled_ppo weighs its loss")
+    assert problems("quickstart", decoupled, "algorithm.correction.mode=off") == []
+
+
+def test_a_curriculum_whose_prompts_cannot_be_solved_is_refused():
+    curriculum = ["data.curriculum=skip_solved", "reward.clip=0.5"]
+    assert "so that no prompt is ever solved; set it to 0.5 or less" in the_problem("quickstart", *curriculum)
+    assert problems("quickstart", *curriculum, "data.solved_score=0.5") == []
+
+
+def test_a_critic_built_here_is_no_reward_model():
+    model = "critic.model={build: tiny, shape: {num_layers: 1, hidden_size: 8, intermediate_size: 8, num_heads: 1"
+    said = the_problem("quickstart", f"{model}, vocab_size: 128}}}}", "critic.from_reward_model=true")
+    assert said.startswith("critic.from_reward_model is True; critic.model is built here")
+
+
+@pytest.mark.parametrize(("warmup", "is_refused"), [(340, True), (339, False)])
+def test_a_schedule_that_ends_before_it_begins_is_refused(warmup: int, is_refused: bool):
+    found = problems("quickstart", f"actor.optimizer.warmup_steps={warmup}")
+    assert (found != []) == is_refused
+    assert not is_refused or "warmup_steps is 340 and total_steps 340; the cosine schedule begins" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["checkpoint.keep_best=validation/sampled_accuracy"], None),
+        (["checkpoint.keep_best=reward/score_mean", "validation.every=0"], None),
+        (["checkpoint.keep_best=validation/best_at_4/low", "validation.samples_per_prompt=4"], None),
+        (["checkpoint.keep_best=validation/best_at_4"], "no validation of this run gives it; it gives ['validation/s"),
+        (["checkpoint.keep_best=validation/accuracy", "validation.greedy=false"], "no validation of this run gives it"),
+        (["checkpoint.keep_best=accuracy"], "metrics are named after validation, reward, rollout"),
+        (["checkpoint.keep_best=validation/accuracy", "validation.every=0"], "validation.every is 0 and checkpoint.ev"),
+        (["checkpoint.keep_best=validation/accuracy", "checkpoint.every=7"], "so that no iteration before the last of"),
+    ],
+)
+def test_the_best_checkpoint_is_told_by_a_metric_that_some_checkpoint_has(settings: list[str], said: str | None):
+    found = problems("quickstart", *settings)
+    assert (found == []) == (said is None), found
+    assert said is None or said in found[0]

@@ -91,10 +91,12 @@ def test_turns_of_a_group_stay_with_one_worker() -> None:
 def test_options_reach_the_environment_and_wrong_paths_are_named() -> None:
     made: Any = find_environment(COUNTDOWN, {"say": "remain"})()
     assert made.say == "remain"
-    with pytest.raises(EnvironmentPathError, match="has no class 'Chess'"):
+    with pytest.raises(EnvironmentPathError, match="has no function or class 'Chess'"):
         find_environment("tests.resources.environments_here:Chess", {})
     with pytest.raises(EnvironmentPathError, match="does not import"):
         find_environment("no_such_module:Env", {})
+    with pytest.raises(EnvironmentPathError, match=r"cannot be made with options \{'moves': 3\}: .* 'moves'"):
+        find_environment(COUNTDOWN, {"moves": 3})
 
 
 def test_reasoning_gym_scores_attempts_with_its_own_verifier() -> None:

@@ -124,5 +124,5 @@ def test_a_function_of_yours_gives_rows(tmp_path, monkeypatch):
 
 
 def test_an_import_path_that_fails_is_named():
-    with pytest.raises(PromptError, match="'nothing:here' cannot be imported"):
+    with pytest.raises(PromptError, match="path is 'nothing:here'; 'nothing' does not import"):
         load_rows(SourceConfig(name="x", kind="python", path="nothing:here"))

@@ -50,7 +50,13 @@ def test_an_unknown_rule_is_refused_with_those_there_are():
 
 def test_the_over_long_penalty_takes_the_length_limit_of_the_rollout():
     assert build(function="overlong_penalty", options={"buffer": 8}).options == {"buffer": 8, "max_length": 32}
-    assert build(function="overlong_penalty").options == {}
+    with pytest.raises(ValueError, match="has no option buffer, without which the penalty is always 0"):
+        build(function="overlong_penalty")
+
+
+def test_a_score_of_an_environment_needs_one():
+    with pytest.raises(ValueError, match="reads the score of an environment, and there is none"):
+        build(function="environment_score")
 
 
 def test_the_verifier_of_mathematics_runs_in_the_worker_s_own_processes():
