@@ -40,6 +40,12 @@ Strings = Items[str]
 TokenIds = Items[Annotated[int, Field(ge=0)]]
 """Ids of a tokenizer; that it has them is checked where it is loaded."""
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
+"""Of something that processes, reservations and files are named after: no spaces, no slashes, not empty."""
+
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What a generator of random numbers takes: a whole number of 64 bits."""
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 """A share between 0 and 1."""
 

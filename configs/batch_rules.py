@@ -1,5 +1,6 @@
 """Rules about sizes: rows, groups, mini-batches, lengths and token budgets."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ def divisors_near(total: int, wanted: int, count: int = 4) -> list[int]:
     >>> divisors_near(96, 5)
     [2, 3, 4, 6]
     """
-    divisors = [number for number in range(1, total + 1) if total % number == 0]
+    small = [number for number in range(1, math.isqrt(total) + 1) if total % number == 0]
+    divisors = {*small, *(total // number for number in small)}
     return sorted(sorted(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))[:count])
 
 
@@ -83,7 +85,8 @@ def lengths_fit(config: "RunConfig") -> Iterator[Problem]:
     shape = config.model.shape
     needed = max(longest, limit or 0)
     if shape is not None and shape.max_positions < needed:
-        rule = f"{said} must have positions"
+        what = said if needed == longest else f"rollout.max_model_length = {needed} tokens"
+        rule = f"{what} must have positions"
         yield Problem("model.shape.max_positions", shape.max_positions, rule, f"raise it to {needed}, or shorten")
     for duty in ("actor", "critic"):
         section = config.actor if duty == "actor" else config.critic

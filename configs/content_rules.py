@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from configs.layout import HYBRID_ROLES, duties, num_workers, placed
+from configs.model import CHARACTER_TOKENS
 from configs.problems import MISSING, UNSAID, Problem
 
 if TYPE_CHECKING:
@@ -112,6 +113,22 @@ def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
     for path, value in given.items():
         if value is not None and not _IMPORT_PATH.match(value):
             yield Problem(path, value, "an import path is package.module:name", "for example my_project.rewards:score")
+
+
+def models_can_be_built(config: "RunConfig") -> Iterator[Problem]:
+    """A model that is made here has a token for each character, and heads that rotary positions can turn."""
+    models = {"model": config.model, "critic.model": config.critic.model}
+    models |= {f"teachers.{number}.model": teacher.model for number, teacher in enumerate(config.teachers)}
+    for path, model in models.items():
+        if model is None or model.build is None or model.shape is None:
+            continue
+        shape = model.shape
+        if model.tokenizer_path is None and shape.vocab_size < CHARACTER_TOKENS:
+            rule = f"the character tokenizer of {path}.build has {CHARACTER_TOKENS} tokens"
+            yield Problem(f"{path}.shape.vocab_size", shape.vocab_size, rule, "raise it to at least that")
+        if shape.head_dim % 2:
+            rule = f"a head is {shape.head_dim} numbers wide, and rotary positions turn pairs of numbers"
+            yield Problem(f"{path}.shape", UNSAID, rule, "pick hidden_size / num_heads, or head_width, even")
 
 
 def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
@@ -264,6 +281,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     best_checkpoint_is_measured,
     secrets_are_named,
     import_paths_are_whole,
+    models_can_be_built,
     engine_settings_act,
     server_settings_act,
     rollouts_run_ahead_in_their_own_process,

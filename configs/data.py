@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Items
+from configs.base import Config, Count, Items, Seed
 
 
 class SourceConfig(Config):
     """One source of prompts."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     """Metrics and graders are keyed by it."""
     kind: Literal["sorting", "calculator", "reasoning_gym", "json", "parquet", "hub", "python"]
     """`sorting` and `calculator` are generated here; `python` calls `path` as `module:function`."""
@@ -19,7 +19,7 @@ class SourceConfig(Config):
     split: str = "train"
     size: Count | None = None
     """Rows to generate (generated kinds) or to keep (files)."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the generator; the order of rows has its own seed, `data.seed`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the generator."""
@@ -36,12 +36,27 @@ class SourceConfig(Config):
             raise ValueError(f"source {self.name!r} is of kind {self.kind} and has no path; say where its rows are")
         return self
 
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "SourceConfig":
+        ignored = {
+            "path": self.path is not None and self.kind in ("sorting", "calculator"),
+            "split": self.split != "train" and self.kind not in ("hub", "python"),
+            "options": bool(self.options) and self.kind in ("json", "parquet"),
+        }
+        for key, is_given in ignored.items():
+            if is_given:
+                raise ValueError(
+                    f"source {self.name!r} is of kind {self.kind} and has {key} {getattr(self, key)!r}, which nothing "
+                    f"reads; remove {key}, or correct kind"
+                )
+        return self
+
 
 class DataConfig(Config):
     """The training prompts."""
 
     sources: Items[SourceConfig] = Field(min_length=1)
-    seed: int = 0
+    seed: Seed = 0
     """Order of rows is a function of (this seed, epoch) alone."""
     prompts_per_iteration: Count = 64
     max_prompt_length: Count = 512

@@ -37,6 +37,8 @@ PROTECTED_ENV_KEYS = frozenset(
         "MASTER_PORT",
         "TORCHELASTIC_USE_AGENT_STORE",
         "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
         "ASCEND_RT_VISIBLE_DEVICES",
         "OMP_NUM_THREADS",
         "MKL_NUM_THREADS",
@@ -44,9 +46,10 @@ PROTECTED_ENV_KEYS = frozenset(
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS",
         "RAY_AUTH_MODE",
         "CALLSHEET_RUN_ID",
+        "CALLSHEET_CONTROLLER",
     }
 )
-"""Keys that the resource layer sets for every rank; a role's own `env` may not name them."""
+"""Keys that the resource layer, or Ray for it, sets for every rank; a role's own `env` may not name them."""
 
 _SECRET_NAME = re.compile(r"(API_?KEY|ACCESS_KEY|_TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
 

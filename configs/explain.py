@@ -83,6 +83,8 @@ def _explain_one(details: ErrorDetails) -> Iterator[Problem]:
             "it must be one of " + ", ".join(expected),
             f"did you mean {close}?" if close else "pick one of them",
         )
+    elif kind == "model_type":
+        yield Problem(path, value, "it must be a section of keys", _keys_of(location))
     elif kind == "tuple_type":
         yield Problem(path, value, "it must be a list", f"write [{value}]" if isinstance(value, str | int) else "")
     elif kind == "too_short":
@@ -93,7 +95,12 @@ def _explain_one(details: ErrorDetails) -> Iterator[Problem]:
         article = "an" if wanted[0] in "aeiou" else "a"
         yield Problem(path, value, f"it must be {article} {wanted}, and nothing is converted", _untyped(value))
     else:
-        yield Problem(path, value, message.replace("Input should", "it must"), _documented(location))
+        yield Problem(
+            path,
+            value,
+            message.replace("Input should", "it must").replace("String should", "it must"),
+            _documented(location),
+        )
 
 
 def _documented(location: tuple[str | int, ...]) -> str:

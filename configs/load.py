@@ -73,8 +73,10 @@ def apply_override(data: dict[str, Any], override: str) -> Problem | None:
         )
     try:
         value = read_plain_yaml(text)
-    except yaml.YAMLError:
-        return Problem("--set", override, "the value is not YAML", "quote it, for example name='a: b'")
+    except yaml.YAMLError as error:
+        why = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+        rule = "the value is not YAML" + (f": {why}" if why else "")
+        return Problem("--set", override, rule, "quote it, for example name='a: b'")
     return _set(data, "", segments, value) or next(_interpolations(value, dotted), None)
 
 
@@ -102,12 +104,19 @@ def _set(here: object, walked: str, rest: list[str], value: object) -> Problem |
 
 def _find(source: str | Path) -> Path:
     path = Path(source)
-    if path.is_file():
-        return path
     names = preset_names()
     known = "the presets are " + ", ".join(names)
+    wanted = f"give a YAML file or a preset; {known}"
+    try:
+        if path.is_file():
+            return path
+        is_folder = str(source) not in names and path.is_dir()
+    except OSError as error:  # a name that is too long, or a folder that may not be entered
+        raise _refused(source, f"it cannot be read: {error.strerror}", wanted) from None
+    if is_folder:
+        raise _refused(source, "it is a folder", wanted.replace("YAML file", "YAML file, say config.yaml in it,"))
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise _refused(source, "there is no such file", f"give a YAML file or a preset; {known}")
+        raise _refused(source, "there is no such file", wanted)
     if str(source) in names:
         return PRESETS / f"{source}.yaml"
     close = nearest(str(source), names)

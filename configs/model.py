@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from configs.base import Config, Count, Items, Strings
 
 Dtype = Literal["float32", "bfloat16"]
+CHARACTER_TOKENS = 100
+"""Of the tokenizer of models built here, see resources/models/character_tokenizer.py."""
 
 
 class ModelShape(Config):

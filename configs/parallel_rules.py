@@ -81,13 +81,18 @@ def _undivided_heads(config: "RunConfig", role: str, duty: str, shape: ModelShap
     # An engine gives every rank a copy of a key's head where there are fewer of them than ranks.
     heads = {"tensor_parallel": (shape.num_heads, *(() if duty == "rollout" else (kv_heads,)))}
     heads["sequence_parallel"] = (shape.num_heads,)
+    peers = {"tensor_parallel": where.tensor_parallel}
+    peers["sequence_parallel"] = where.sequence_parallel * where.tensor_parallel  # of the heads that a cut has left
     for key, counts in heads.items():
-        size = getattr(where, key)
+        size = peers[key] if getattr(where, key) > 1 else 1
         if any(count % size for count in counts):
             said = " and ".join(f"{count}" for count in dict.fromkeys(counts))
             rule = f"the model of the {duty} has {said} attention heads, which the ranks must divide"
             fitting = [n for n in range(1, min(counts) + 1) if not any(count % n for count in counts)]
-            yield Problem(f"roles.{role}.{key}", size, rule, f"use one of {fitting}")
+            way_out = f"use one of {fitting}"
+            if size != getattr(where, key):
+                way_out = f"tensor_parallel times it is {size}; make that one of {fitting}"
+            yield Problem(f"roles.{role}.{key}", getattr(where, key), rule, way_out)
 
 
 def _vllm_engines(config: "RunConfig") -> dict[str, str]:

@@ -27,6 +27,10 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0), WithJsonSchema
 """A size in bytes; strings such as '64GiB' are read."""
 
 
+MOST_BUNDLES = 16_384
+"""Of one pool, and workers of one role: more is a slip of the hand, and a plan of each would take minutes."""
+
+
 class PoolConfig(Config):
     """One resource pool: either `nodes: [8, 8]` or `bundles: 12` with a strategy."""
 
@@ -40,7 +44,7 @@ class PoolConfig(Config):
     """`none`, `gpu`, `npu`, or the name of a custom Ray resource."""
     accelerator_type: str | None = None
     """A label Ray knows, for example H100; only nodes that carry it are used."""
-    accelerators_per_bundle: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    accelerators_per_bundle: Annotated[float, Field(ge=1e-4, le=1.0)] = 1.0
     """One bundle is one accelerator, or a share of one when several runs divide a card."""
     cpus_per_bundle: Annotated[float, Field(gt=0.0)] = 1.0
     memory_per_bundle: Bytes | None = None
@@ -56,6 +60,14 @@ class PoolConfig(Config):
             raise ValueError(f"nodes is {self.nodes} and bundles is {self.bundles}; give exactly one of them")
         if self.nodes is not None and not self.nodes:
             raise ValueError("nodes is empty; name at least one node, for example nodes: [1]")
+        if self.size > MOST_BUNDLES:
+            raise ValueError(
+                f"the pool has {self.size} bundles, more than the {MOST_BUNDLES} that are planned; lower it"
+            )
+        if self.accelerators_per_bundle != 1.0 and self.accelerator == "none":
+            raise ValueError(
+                f"accelerators_per_bundle is {self.accelerators_per_bundle:g} but accelerator is none; name it"
+            )
         if self.accelerator_type is not None and self.accelerator == "none":
             raise ValueError(
                 f"accelerator_type is {self.accelerator_type!r} but accelerator is none; name the accelerator"
@@ -89,7 +101,7 @@ class RoleConfig(Config):
     colocate: Literal["fused", "shared", "split"] = "shared"
     """`fused`: with the pool's other fused roles in one process per bundle; `shared`: a process of its own on a
     share of the bundle; `split`: the only one on its bundles."""
-    workers: Count | None = None
+    workers: Annotated[int, Field(ge=1, le=MOST_BUNDLES)] | None = None
     """Workers of this role; one per bundle when left out."""
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Share of the bundle's accelerator; an equal share among the processes there when left out."""

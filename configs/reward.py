@@ -41,7 +41,7 @@ class JudgeConfig(Config):
 class GraderConfig(Config):
     """One source of reward."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     kind: Literal["rule", "python", "model", "judge", "http", "sandbox"] = "rule"
     function: str | None = None
     """For `rule` a name in tasks/rewards/table.py; for `python` an import path `module:function`."""

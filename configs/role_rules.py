@@ -1,5 +1,6 @@
 """Rules about roles, pools, and the shares of a bundle."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 from configs.environment import PROTECTED_ENV_KEYS, is_secret_name
 from configs.layout import (
     HYBRID_ROLES,
+    ProcessGroup,
     active_roles,
     cut,
     duties,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _FULL = 1.0 + 1e-4
 """A bundle's shares may exceed the whole by rounding, never by more."""
 _ONE_PER_PROCESS = ("cpus", "fraction", "threads")
+_ENV_KEY = re.compile(r"^[^=\s\0]+\Z")
 
 
 def roles_name_pools(config: "RunConfig") -> Iterator[Problem]:
@@ -45,7 +48,11 @@ def one_role_per_duty(config: "RunConfig") -> Iterator[Problem]:
 
 def needed_roles_are_there(config: "RunConfig") -> Iterator[Problem]:
     """The algorithm, the tools and the teachers each ask for roles."""
-    needed = {"actor": "there is nothing to train without it", "rollout": "something must sample", "reward": "scores"}
+    needed = {
+        "actor": "there is nothing to train without it",
+        "rollout": "something must sample",
+        "reward": "responses need scores",
+    }
     if config.algorithm.needs_critic:
         needed["critic"] = f"algorithm {config.algorithm.name} learns values"
     if config.algorithm.needs_reference and config.model.lora is None:
@@ -136,6 +143,11 @@ def fused_roles_agree(config: "RunConfig") -> Iterator[Problem]:
                 if len(values) > 1:
                     rule = f"it is fused with {first}, and one process has one value"
                     yield Problem(f"roles.{role}.{setting}", sorted(values), rule, "set it on one of them")
+            env = config.roles[first].env
+            for key, value in config.roles[role].env.items():
+                if env.get(key, value) != value:
+                    rule = f"it is fused with {first}, whose process has {env[key]!r}"
+                    yield Problem(f"roles.{role}.env.{key}", value, rule, "set it on one of them")
 
 
 def num_workers_of(config: "RunConfig", role: RoleName) -> int:
@@ -175,9 +187,12 @@ def shares_fit_bundles(config: "RunConfig") -> Iterator[Problem]:
         here = [group for group in groups if group.pool == name]
         takers = [group for group in here if any(uses_accelerator(config, role) for role in group.roles)]
         whole = cut(pool.accelerators_per_bundle)
-        for bundle in range(pool.size):
-            inside = [group for group in here for place in group.bundles if place == bundle]
-            names = [group.name for group in inside]
+        on_bundle: dict[int, list[ProcessGroup]] = defaultdict(list)
+        for group in here:
+            for place in group.bundles:
+                on_bundle[place].append(group)
+        for bundle, inside in sorted(on_bundle.items()):
+            names = dict(Counter(group.name for group in inside))
             users = [group for group in inside if group in takers]
             shares = [group.accelerators for group in users]
             if sum(shares) > whole * _FULL or (shares and min(shares) <= 0.0):
@@ -210,7 +225,10 @@ def environment_is_not_ours(config: "RunConfig") -> Iterator[Problem]:
     for role, where in config.roles.items():
         for key in where.env:
             path = f"roles.{role}.env.{key}"
-            if key in PROTECTED_ENV_KEYS:
+            if not _ENV_KEY.match(key) or "\0" in where.env[key]:
+                rule = "the name of a variable has neither '=' nor white space, and no text in it holds a NUL"
+                yield Problem(path, where.env[key], rule, "correct it, for example NCCL_DEBUG: INFO")
+            elif key in PROTECTED_ENV_KEYS:
                 yield Problem(
                     path, where.env[key], "Callsheet sets this key for every rank", "remove it, or rename yours"
                 )

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Seconds, Strings, TokenIds
+from configs.base import Config, Count, Seconds, Seed, Strings, TokenIds
 from configs.pools import Bytes
 
 
@@ -97,7 +97,7 @@ class RolloutConfig(Config):
     """No graph capture; capture pays off on GPU only."""
     max_model_length: Count | None = None
     """Prompt + response; the sum of both limits when left out."""
-    seed_offset: int = 0
+    seed_offset: Seed = 0
     """Added to the run seed for sampling alone."""
     weight_sync: Literal["auto", "in_process", "object_store", "process_group"] = "auto"
     bucket_bytes: Bytes = 256 * 2**20

@@ -20,7 +20,7 @@ Rule = Callable[["RunConfig"], Iterator[Problem]]
 
 STAGES: tuple[tuple[Rule, ...], ...] = (
     role_rules.FIRST,
-    role_rules.RULES + batch_rules.RULES + content_rules.RULES + parallel_rules.RULES,
+    role_rules.RULES + parallel_rules.RULES + batch_rules.RULES + content_rules.RULES,
 )
 
 

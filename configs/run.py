@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 from pydantic import Field, model_validator
 
 from configs.algorithm import AlgorithmConfig
-from configs.base import Config, Count, Items
+from configs.base import Config, Count, Items, Name, Seed
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
 from configs.pools import PoolConfig, RoleConfig, RoleName
@@ -34,9 +34,9 @@ READERS_OF_OLD_LOG_PROBS = ("clip_cov", "kl_cov", "distillation")
 class RunConfig(Config):
     """One config says which model runs on which bundle, and everything else about a run."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=100)
     """Lower-case letters, digits, dots and dashes; the run id is made from it."""
-    seed: int = 0
+    seed: Seed = 0
     iterations: Count
     run_dir: str = "runs"
     """Folder that holds a folder per run."""
@@ -53,7 +53,7 @@ class RunConfig(Config):
     distillation: DistillationConfig | None = None
     sft: SftConfig | None = None
     validation: ValidationConfig = ValidationConfig()
-    pools: dict[str, PoolConfig] = Field(min_length=1)
+    pools: dict[Name, PoolConfig] = Field(min_length=1)
     roles: dict[RoleName, RoleConfig] = Field(min_length=1)
     recovery: RecoveryConfig = RecoveryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.base import Config, Count, Fraction, Seconds, Strings
+from configs.base import Config, Count, Fraction, Name, Seconds, Strings
 from configs.model import ModelConfig, OptimizerConfig
 
 
@@ -37,7 +37,7 @@ class CriticConfig(TrainedRoleConfig):
 class TeacherConfig(Config):
     """One teacher of a distillation."""
 
-    name: str
+    name: Name
     model: ModelConfig
     sources: Strings = ()
     """Data sources routed to it; all when empty."""

@@ -109,17 +109,23 @@ def rollouts(
     json_: AsJson = False,
 ) -> int:
     """Read what a run sampled: prompt, response, scores per grader, advantage, lengths; pages on a terminal."""
-    from resources.samples import read_samples_of, sample_files
+    from resources.samples import SamplesError, read_samples_of, sample_files
 
+    if limit is not None and limit < 1:
+        raise Refused(f"--limit is {limit}; it is at least 1")
     files = sample_files(Path(run) / "samples")
     if not files:
         raise Refused(f"{run} holds no samples; they are kept where telemetry.samples_per_iteration is above 0")
     number = max(files) if iteration is None else iteration
     if number not in files:
         raise Refused(f"iteration {number} is not in {run}/samples, which has {min(files)} to {max(files)}")
+    try:
+        found = read_samples_of(files[number])
+    except SamplesError as error:
+        raise Refused(f"{error}; --iteration chooses another, of {sorted(files)}") from None
     rows = [
         row
-        for row in read_samples_of(files[number])
+        for row in found
         if (source is None or row["source"] == source)
         and (search is None or search in row["prompt"] or search in row["response"])
     ]

@@ -1,10 +1,11 @@
 """The commands that read a finished or running run: report, whatif, ui, export."""
 
+import contextlib
 import json
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -40,9 +41,11 @@ def report(
     _require_folder(run)
     built = build_report(run)
     page = html or run / "report.html"
-    render_html(built, page)
+    with _written("--html", page):
+        render_html(built, page)
     if trace is not None:
-        write_trace(run, trace)
+        with _written("--trace", trace):
+            write_trace(run, trace)
     print(json.dumps(built.to_json()) if json_ else render_text(built))
     print(f"page: {page}", file=sys.stderr)
     return DONE
@@ -54,7 +57,7 @@ def whatif(
     *,
     set_: Changes = (),
     search: Annotated[int | None, Parameter(help="Find the best layout for that many accelerators.")] = None,
-    max_async_depth: int = 0,
+    max_async_depth: Annotated[int | None, Parameter(help="With --search: let rollouts run ahead so far.")] = None,
     json_: AsJson = False,
 ) -> int:
     """Predict the step time of a measured run under another layout, or search for the best one."""
@@ -62,9 +65,13 @@ def whatif(
     from resources.telemetry.text_report import render_prediction, render_search
 
     _require_folder(run)
+    if search is not None and set_:
+        raise Refused(f"--set is {set_[0]!r} and --search is {search}: a search tries every layout; give one of them")
+    if max_async_depth is not None and (search is None or max_async_depth < 0):
+        raise Refused(f"--max-async-depth is {max_async_depth}; it bounds a --search, and is 0 or more")
     try:
         if search is not None:
-            found = search_layout(run, search, max_async_depth=max_async_depth)
+            found = search_layout(run, search, max_async_depth=max_async_depth or 0)
             print(json.dumps(asdict(found), default=str) if json_ else render_search(found))
             return DONE
         prediction, measured = _predicted(run, set_)
@@ -129,16 +136,22 @@ def export(
         raise Refused(f"{folder} exists; name a folder that does not")
     store = CheckpointStore(run / "checkpoints")
     try:
-        manifest = store.read(iteration) if iteration is not None else store.latest()[0]
+        manifest = store.read(iteration) if iteration is not None else store.newest()
     except CheckpointError as error:
-        raise Refused(f"checkpoint {iteration}: {error}; there are {store.iterations()}") from None
-    if manifest is None:
-        raise Refused(f"{run} has no complete checkpoint yet; one is written every checkpoint.every iterations")
+        raise Refused(f"{error}; the checkpoints of {run} are {store.iterations()}") from None
     if adapter and config.model.lora is None:
         raise Refused(f"{run} has no adapter: model.lora is not set; leave --adapter out")
     export_checkpoint(config, run, store.path_of(manifest.iteration), folder, as_adapter=adapter)
     print(f"{folder}: the policy after {manifest.iteration} iterations")
     return DONE
+
+
+@contextlib.contextmanager
+def _written(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}; name another file with {option}") from None
 
 
 def _require_folder(run: Path) -> None:

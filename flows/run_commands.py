@@ -31,9 +31,7 @@ def train(config: ConfigPath, *, set_: Overrides = (), json_: AsJson = False) ->
 @app.command
 def resume(run: RunFolder, *, json_: AsJson = False) -> int:
     """Go on with a run from its newest complete checkpoint; a finished run says so and does nothing."""
-    import yaml
-
-    from configs.load import check_config
+    from resources.checkpoints import CheckpointError
     from resources.run_directory import RunDirectory, RunDirectoryError
     from resources.run_summary import finished_summary
 
@@ -41,8 +39,11 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
         RunDirectory.open(run)
     except RunDirectoryError as error:
         return _refuse(str(error), json_)
-    config = check_config(yaml.safe_load((run / "config.yaml").read_text()), str(run))
-    summary = finished_summary(run, config.iterations)
+    config = load_config(run / "config.yaml")
+    try:
+        summary = finished_summary(run, config.iterations)
+    except CheckpointError as error:
+        return _refuse(str(error), json_)
     if summary is None:
         return run_flow(config, run, json_)
     print(f"{run} is finished: {config.iterations} of {config.iterations} iterations are done", file=sys.stderr)

@@ -86,11 +86,9 @@ def checkpoint_of(run: Path, iteration: int | None, best: str | None) -> str:
         if iteration is None:
             raise Refused(f"no checkpoint of {run} has metric {best!r}, for example {DEFAULT_BEST}")
     try:
-        found = store.read(iteration) if iteration is not None else store.latest()[0]
+        found = store.read(iteration) if iteration is not None else store.newest()
     except CheckpointError as error:
-        raise Refused(f"checkpoint {iteration}: {error}; there are {store.iterations()}") from None
-    if found is None:
-        raise Refused(f"{run} has no complete checkpoint yet; one is written every checkpoint.every iterations")
+        raise Refused(f"{error}; the checkpoints of {run} are {store.iterations()}") from None
     return str(store.path_of(found.iteration).absolute())
 
 

@@ -10,6 +10,7 @@ checksums hold, never by the clock or by the order of names.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -114,19 +115,20 @@ class CheckpointStore:
     def read(self, iteration: int) -> Manifest:
         """The manifest of a checkpoint, checksums verified. Raises CheckpointError if anything is off."""
         folder = self.path_of(iteration)
-        try:
-            raw = json.loads((folder / "manifest.json").read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder.name}: no readable manifest.json ({error})") from error
+        raw = _manifest_of(folder)
         if raw.get("format") != FORMAT:
             raise CheckpointError(f"{folder.name}: format {raw.get('format')!r}; this version reads {FORMAT}")
-        for name, checksum in raw["checksums"].items():
+        try:
+            manifest, checksums = Manifest(**raw), dict(raw["checksums"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder.name}: manifest.json is not as this version writes it ({error})") from error
+        for name, checksum in checksums.items():
             path = folder / name
             if not path.is_file():
                 raise CheckpointError(f"{folder.name}: {name} is missing")
             if file_checksum(path) != checksum:
                 raise CheckpointError(f"{folder.name}: {name} does not match its checksum")
-        return Manifest(**raw)
+        return manifest
 
     def latest(self) -> tuple[Manifest | None, list[str]]:
         """The newest whole checkpoint, and what was wrong with newer ones (for the log)."""
@@ -139,6 +141,14 @@ class CheckpointStore:
             except CheckpointError as error:
                 problems.append(str(error))
         return None, problems
+
+    def newest(self) -> Manifest:
+        """The newest whole checkpoint. Raises CheckpointError where there is none, with what is wrong with each."""
+        found, problems = self.latest()
+        if found is None:
+            why = "; ".join(problems) or "one is written every checkpoint.every iterations"
+            raise CheckpointError(f"{self.folder} has no complete checkpoint: {why}")
+        return found
 
     def prune(self, keep: int, keep_also: Collection[int] = (), newest: int | None = None) -> list[int]:
         """Remove all but the newest `keep` checkpoints (-1: all stay) and those of `keep_also`; returns what went.
@@ -170,9 +180,21 @@ class CheckpointStore:
 
     def _metric(self, iteration: int, metric: str) -> float | None:
         try:
-            return json.loads((self.path_of(iteration) / "manifest.json").read_text())["metrics"].get(metric)
-        except (OSError, ValueError, KeyError):
+            metrics = _manifest_of(self.path_of(iteration)).get("metrics")
+        except CheckpointError:
             return None
+        value = metrics.get(metric) if isinstance(metrics, dict) else None
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _manifest_of(folder: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder.name}: no readable manifest.json ({error})") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{folder.name}: manifest.json holds {raw!r:.40}, which is no manifest")
+    return raw
 
 
 def _files(folder: Path) -> Iterator[Path]:

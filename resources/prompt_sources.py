@@ -162,14 +162,17 @@ def _no_more_options(source: SourceConfig, known: set[str]) -> None:
         )
 
 
-def _gym_dataset(source: SourceConfig, size: int) -> Any:
+def _gym_entries(source: SourceConfig, size: int) -> list[dict[str, Any]]:
+    """The first `size` entries of a generated data set. Raises PromptError for options that it refuses."""
     import reasoning_gym
 
     try:
-        return reasoning_gym.create_dataset(str(source.path), size=size, seed=source.seed, **source.options)
-    except (TypeError, ValueError, AssertionError) as error:  # its ways to refuse an option
+        dataset = reasoning_gym.create_dataset(str(source.path), size=size, seed=source.seed, **source.options)
+        return [dataset[index] for index in range(size)]
+    except (AssertionError, TypeError, ValueError) as error:  # its ways to refuse an option
         raise PromptError(
-            f"source {source.name!r}: reasoning-gym's {source.path} refuses the options {source.options}: {error}"
+            f"source {source.name!r}: reasoning-gym's {source.path} refuses options {source.options} with size {size} "
+            f"and seed {source.seed} ({type(error).__name__}: {error}); correct data.sources[].options"
         ) from error
 
 
@@ -185,8 +188,7 @@ def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
     share = 1 if held_out else HELD_OUT_PARTS - 1
     drawn = wanted * HELD_OUT_PARTS // share + HELD_OUT_PARTS
     for attempt in range(4):
-        dataset = _gym_dataset(source, drawn << attempt)
-        entries = {entry["question"]: entry for entry in map(dataset.__getitem__, range(drawn << attempt))}
+        entries = {entry["question"]: entry for entry in _gym_entries(source, drawn << attempt)}
         kept = [entry for question, entry in entries.items() if is_held_out(question) == held_out][:wanted]
         if len(kept) == wanted:
             break

@@ -6,6 +6,7 @@ prompt looks like a prompt to everything behind.
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,10 +91,19 @@ def _fault(source: SourceConfig, column: str, entry: Mapping[str, Any]) -> str |
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "is null"
     if column != source.prompt_column:
-        return None
+        return _text_fault(value) if isinstance(value, str) else None
     if isinstance(value, str):
-        return None if value.strip() else "is empty"
+        return _text_fault(value) if value.strip() else "is empty"
     return _messages_fault(value)
+
+
+def _text_fault(text: str) -> str | None:
+    """JSON can spell half of a surrogate pair, which is no character: no tokenizer and no file takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"holds {text[error.start]!r}, half of a surrogate pair"
+    return None
 
 
 def _messages_fault(value: object) -> str | None:
@@ -106,8 +116,11 @@ def _messages_fault(value: object) -> str | None:
             return f"has a message {place} that is {message!r:.40}, not {{role, content}}"
         said = cast("Mapping[str, object]", message)
         for key in ("role", "content"):
-            if not isinstance(said.get(key), str):
-                return f"has a message {place} whose {key} is {said.get(key)!r:.40}, not a text"
+            text = said.get(key)
+            if not isinstance(text, str):
+                return f"has a message {place} whose {key} is {text!r:.40}, not a text"
+            if fault := _text_fault(text):
+                return f"has a message {place} whose {key} {fault}"
     return None
 
 
@@ -134,7 +147,7 @@ def _read(source: SourceConfig, held_out: bool) -> Iterable[Mapping[str, Any]]:
     if source.kind == "python":
         return _call(source, held_out)
     file = Path(path).expanduser()
-    if not file.is_file():
+    if not os.path.isfile(file):  # Path.is_file raises for a name that is too long
         raise PromptError(f"source {source.name!r}: {path!r} is no file; give the path of a {source.kind} file")
     return (_read_json if source.kind == "json" else _read_parquet)(source, file)
 
@@ -156,17 +169,31 @@ def _load_from_hub(source: SourceConfig, path: str) -> Iterable[Mapping[str, Any
 def _read_json(source: SourceConfig, path: Path) -> Iterable[Mapping[str, Any]]:
     """A JSON list of objects, or one object a line."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
+    except OSError as error:
+        raise PromptError(
+            f"source {source.name!r}: {path} cannot be read: {error.strerror}; check its permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number too long, lists too deep
         raise PromptError(
             f"source {source.name!r}: {path} is neither a JSON list nor one JSON object a line: {error}; convert it "
             "to JSON lines in UTF-8, or name its kind"
         ) from error
     return _objects(source, rows, str(path))
+
+
+def _json_lines(text: str) -> list[Any]:
+    """One value a line. Only a line feed ends one: a text may hold U+2028 and its like, at which `splitlines` cuts."""
+    rows: list[Any] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
+    return rows
 
 
 def _read_parquet(source: SourceConfig, path: Path) -> Iterable[Mapping[str, Any]]:

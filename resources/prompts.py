@@ -56,7 +56,8 @@ class Prompt:
             "index": self.index,
             "extra": self.extra,
         }
-        return json.dumps(facts, ensure_ascii=False, default=str).encode()
+        # Half of a surrogate pair has no UTF-8; with a backslash it is the escape that JSON has for it.
+        return json.dumps(facts, ensure_ascii=False, default=str).encode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

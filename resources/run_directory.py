@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
+from configs.yaml_reader import write_plain_yaml
 
 
 class RunDirectoryError(ValueError):
@@ -113,7 +113,7 @@ class RunDirectory:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved config."""
-        (self.path / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+        (self.path / "config.yaml").write_text(write_plain_yaml(dict(config)))
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
         """Add one JSON line and have it on the disk before returning."""
@@ -144,13 +144,16 @@ class RunDirectory:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file of lines; a torn last line is left out."""
-    if not path.exists():
+    """The JSON objects of a file of lines, up to the first line that is torn or holds anything else."""
+    if not path.is_file():
         return
-    for line in path.read_text().split("\n"):
+    for line in path.read_text(errors="replace").split("\n"):
         if not line.strip():
             continue
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except json.JSONDecodeError:
             return
+        if not isinstance(record, dict):
+            return
+        yield record

@@ -32,10 +32,19 @@ def summarise(
 
 
 def finished_summary(run: Path, iterations: int) -> dict[str, Any] | None:
-    """The summary of a run whose newest whole checkpoint is its last; None for one that has iterations to go."""
-    from resources.checkpoints import CheckpointStore  # imports torch
+    """The summary of a run whose newest whole checkpoint is its last; None for one that has iterations to go.
 
-    newest, _ = CheckpointStore(run / "checkpoints").latest()
+    Raises CheckpointError when there are checkpoints and none can be read: to go on would begin the run again.
+    """
+    from resources.checkpoints import CheckpointError, CheckpointStore  # imports torch
+
+    store = CheckpointStore(run / "checkpoints")
+    newest, problems = store.latest()
+    if newest is None and store.iterations():
+        raise CheckpointError(
+            f"{run} has checkpoints and none that can be read: {'; '.join(problems)}; move {store.folder} away to "
+            "begin the run again"
+        )
     if newest is None or newest.iteration < iterations:
         return None
     first = newest.state.get("parts", {}).get("first_validation", {})

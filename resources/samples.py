@@ -21,6 +21,17 @@ if TYPE_CHECKING:  # reports read samples without paying for torch
 
 _NAME = re.compile(r"^iteration-(\d{6,})\.parquet$")
 TOKEN_FIELDS = ("tokens", "token_log_probs", "token_advantages")
+COLUMNS = (
+    "iteration", "row_id", "group_id", "source", "index", "prompt", "response", "answer", "score", "advantage",
+    "finish_reason", "prompt_length", "response_length", "policy_version", *TOKEN_FIELDS,
+)  # fmt: skip
+"""What every file has, beside a column a grader."""
+
+
+class SamplesError(ValueError):
+    """A file of samples that cannot be read, or is another program's."""
+
+
 """Fields that hold a list with an entry a token of the response; null in rows without token detail."""
 FINISH_REASONS = ("stop", "length", "abort")
 Decoder = Callable[[Sequence[int]], str]
@@ -88,15 +99,22 @@ def spread(scores: Sequence[float], count: int) -> list[int]:
 
 def sample_files(folder: Path) -> dict[int, Path]:
     """Iteration -> its file, ascending."""
-    found = {int(name[1]): path for path in _files(folder) if (name := _NAME.match(path.name))}
+    found = {int(name[1]): path for path in _files(folder) if path.is_file() and (name := _NAME.match(path.name))}
     return dict(sorted(found.items()))
 
 
 def read_samples_of(path: Path) -> list[dict[str, Any]]:
-    """The rows of one file. Raises OSError or ArrowException for one that cannot be read."""
+    """The rows of one file. Raises SamplesError for one that cannot be read or lacks a column."""
     import pyarrow.parquet  # a second to import; only where it is used
 
-    return pyarrow.parquet.read_table(path).to_pylist()
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise SamplesError(f"{path} cannot be read: {error}") from error
+    lacking = sorted(set(COLUMNS) - set(table.column_names))
+    if lacking:
+        raise SamplesError(f"{path} has no columns {lacking}, so no run of Callsheet wrote it")
+    return table.to_pylist()
 
 
 def cut_samples(folder: Path, iteration: int) -> None:

@@ -46,7 +46,7 @@ class SpanReader:
     def iterations(self) -> Iterator[IterationRecord]:
         """Iterations in the order in which they ended. Raises FileNotFoundError if there is no spans file."""
         path = self.path / SPANS_FILE if self.path.is_dir() else self.path
-        if not path.exists():
+        if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist; `telemetry.enabled: true` writes it while a run goes on")
         offsets: dict[str, float] = {}
         open_iterations: dict[tuple[int, int], list[TaskSpan]] = {}

@@ -282,7 +282,7 @@ def role_table(report: Report) -> list[dict[str, Any]]:
 
 def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str]]:
     """Finite numbers of metrics.jsonl by name, and what is wrong with the file."""
-    if not path.exists():
+    if not path.is_file():
         return {}, [f"no {path.name}: no learning curves"]
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     bad = 0
@@ -295,7 +295,10 @@ def read_metrics(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[s
         if not isinstance(record, dict):
             bad += 1
             continue
-        iteration = int(record.get("iteration", number))
+        iteration = record.get("iteration", number)
+        if not isinstance(iteration, int):
+            bad += 1
+            continue
         for key, value in record.items():
             if (
                 key != "iteration"

@@ -303,13 +303,33 @@ def _finite(value: Any) -> Any:
 
 def decode(line: str | bytes) -> Record:
     """The record of one line; one without `record` is a task. Raises ValueError, with what is wrong, else."""
-    record = json.loads(line)
+    record = json.loads(line, parse_constant=_no_number)
     if not isinstance(record, dict):
         raise ValueError(f"a record is a JSON object, not {type(record).__name__}")
     kind = _KINDS.get(record.get("record", TaskSpan.RECORD))
     if kind is None:
         raise ValueError(f"record {record['record']!r} is unknown here; known are {sorted(_KINDS)}")
     try:
-        return kind.from_json(record)
+        read = kind.from_json(record)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"{kind.RECORD} record: {error}") from error
+    _check_times(read)
+    return read
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _check_times(record: Record) -> None:
+    """Whoever adds up times must never meet one that is not there: a null is what a NaN becomes on its way."""
+    times: list[tuple[str, object]] = []
+    if isinstance(record, TaskSpan):
+        times = [("started", record.started), ("ended", record.ended)]
+        times += [("submitted", record.submitted)] if record.submitted is not None else []
+        times += [(f"ranks.{rank.rank}.{end}", getattr(rank, end)) for rank in record.ranks for end in ("start", "end")]
+    elif isinstance(record, IterationSpan):
+        times = [("started", record.started), ("ended", record.ended)]
+    for name, value in times:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{record.RECORD} record: {name} is {value!r}; it is a time in seconds")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from resources.telemetry.profile import RunProfile
 
 STYLES = ("fused", "shared", "split")
+MOST_ROWS = 1_000_000
+"""Responses of one iteration that a what-if draws the lengths of, a second or so."""
 CPU_ROLES = frozenset({"reward", "advantage", "env"})
 """Roles that use no accelerator, whatever their pool; a reward *model* is named in `accelerated_rewards`."""
 
@@ -43,6 +45,15 @@ class Topology:
         for name in ("group_size", "prompts_per_iteration", "tensor_parallel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
+        rows = self.prompts_per_iteration * self.group_size
+        if rows > MOST_ROWS:
+            raise ValueError(
+                f"prompts_per_iteration x group_size is {rows}; rows are simulated one by one, {MOST_ROWS} at most"
+            )
+        if self.max_running_sequences is not None and self.max_running_sequences < 1:
+            raise ValueError(f"max_running_sequences is {self.max_running_sequences}; it is at least 1")
+        if self.cores < 0:
+            raise ValueError(f"cores is {self.cores:g}; it is 0 (plenty) or more")
         if self.async_depth < 0:
             raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) or more")
         wrong = sorted({style for style in self.colocate.values() if style not in STYLES})

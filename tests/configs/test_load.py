@@ -138,7 +138,9 @@ def test_an_unknown_preset_lists_the_presets():
         ("- 1\n- 2\n", "no section"),
         ("", "no section"),
         ("? [1, 2]\n: 3\n", "a key must be plain text"),
-        ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+        ("a: !!python/object/apply:os.system ['true']\n", "the value has a tag"),
+        ("a: &x {b: *x}\n", "line 1, column 11: *x stands inside what &x names"),
+        ("1: 2\n", "line 1, column 1: key 1 is no text"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, text: str, said: str):
@@ -152,6 +154,28 @@ def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, text: str, said
 def test_a_file_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="no such file"):
         load_config("nowhere/run.yaml")
+
+
+@pytest.mark.parametrize("source", ["a" * 300, "a" * 300 + ".yaml"])
+def test_a_name_too_long_for_a_file_is_refused(source: str):
+    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        load_config(source)
+
+
+def test_a_folder_is_refused_with_what_to_give_in_its_place(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"it is a folder; give a YAML file, say config\.yaml in it"):
+        load_config(tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_no_file(tmp_path: Path):
+    (tmp_path / "run.yaml").symlink_to(tmp_path / "gone.yaml")
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("override", ["checkpoint=null", "checkpoint=3", "data.sources.0=sorting", "pools.main=[1]"])
+def test_what_should_be_a_section_is_refused_with_the_keys_it_has(override: str):
+    assert "it must be a section of keys; its keys are " in refusal(override)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path):

@@ -71,6 +71,34 @@ def test_ranks_divide_the_heads(role: str, key: str, kv_heads: int, said: str | 
     assert said is None or said in found[0]
 
 
+def test_both_ways_of_cutting_divide_the_heads_together():
+    halves = [*cut("actor", tensor_parallel=2, sequence_parallel=4), "pools.actor.nodes=[8]"]
+    found = the_problem("quickstart", *halves)
+    assert found.startswith("roles.actor.sequence_parallel is 4; the model of the actor has 4 attention heads")
+
+
+def test_a_critic_of_its_own_is_asked_for_its_own_heads():
+    shape = "{num_layers: 1, hidden_size: 12, intermediate_size: 8, num_heads: 3, vocab_size: 100}"
+    model = f"critic.model={{build: tiny, shape: {shape}, dtype: float32}}"
+    found = problems("quickstart", *cut("critic", tensor_parallel=2), model)
+    assert any("the model of the critic has 3 attention heads, which the ranks must divide" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "model.shape.vocab_size=99",
+            "model.shape.vocab_size is 99; the character tokenizer of model.build has 100 tokens",
+        ),
+        ("model.shape.head_width=33", "a head is 33 numbers wide"),
+        ("model.shape.hidden_size=12", "a head is 3 numbers wide"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused(change: str, said: str):
+    assert any(said in one for one in problems("quickstart", change))
+
+
 @pytest.mark.parametrize(("heads", "width"), [(8, 16), (2, 64), (4, 32)])
 def test_heads_that_vllm_has_no_attention_for_on_a_cpu_are_refused(heads: int, width: int):
     found = problems("quickstart", f"model.shape.num_heads={heads}")

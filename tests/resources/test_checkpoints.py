@@ -121,3 +121,9 @@ def test_publishing_an_iteration_twice_keeps_the_first(store: CheckpointStore):
 def test_a_run_saves_on_its_grid_and_once_at_its_end(iterations: int, every: int, saved: list[int]):
     config = CheckpointConfig(every=every)
     assert [done for done in range(1, iterations + 1) if config.is_due(done, iterations)] == saved
+
+
+def test_a_metric_that_is_no_number_is_not_the_best(store: CheckpointStore):
+    for iteration, accuracy in ((1, 0.2), (2, float("nan")), (3, float("inf"))):
+        save(store, iteration, metrics={"validation/accuracy": accuracy})
+    assert store.best("validation/accuracy") == 1

@@ -113,7 +113,7 @@ def test_generated_prompts_that_cannot_be_made_are_refused():
     [said] = refused(source % ("reasoning_gym", "path: chess_problems"))
     assert said.startswith("data.sources.0: source 's': reasoning-gym has no data set 'chess_problems'")
     [said] = refused(source % ("reasoning_gym", "path: basic_arithmetic, options: {words: 3}"))
-    assert "reasoning-gym's basic_arithmetic refuses the options {'words': 3}" in said
+    assert "reasoning-gym's basic_arithmetic refuses options {'words': 3}" in said
 
 
 REWARD_MODEL = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}

@@ -126,3 +126,93 @@ def test_a_function_of_yours_gives_rows(tmp_path, monkeypatch):
 def test_an_import_path_that_fails_is_named():
     with pytest.raises(PromptError, match="path is 'nothing:here'; 'nothing' does not import"):
         load_rows(SourceConfig(name="x", kind="python", path="nothing:here"))
+
+
+def json_source(tmp_path: Path, data: bytes, **changes) -> SourceConfig:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(data)
+    return SourceConfig(name="rows", kind="json", path=str(path), **changes)
+
+
+ROW = '{"prompt": "1=", "answer": "1"}'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        f"\ufeff{ROW}\n{ROW}\n",
+        f"\ufeff[{ROW}, {ROW}]",
+        f"{ROW}\r\n{ROW}\r\n",
+        f"{ROW}\r{ROW}",
+        f"\n\n{ROW}\n \t\n{ROW}",
+    ],
+)
+def test_marks_line_ends_and_empty_lines_change_no_row(tmp_path, data):
+    rows = load_rows(json_source(tmp_path, data.encode()))
+    assert [(row.prompt, row.answer) for row in rows] == [("1=", "1"), ("1=", "1")]
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x1c", "\x7f"])
+def test_a_text_keeps_line_ends_that_end_no_line_of_json(tmp_path, end):
+    line = json.dumps({"prompt": f"a{end}b", "answer": end}, ensure_ascii=False)
+    assert [row.prompt for row in load_rows(json_source(tmp_path, f"{line}\n{line}".encode()))] == [f"a{end}b"] * 2
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (f"{ROW}\n{ROW[:12]}", "line 2, column 12: Unterminated string"),
+        (f"\n\n{ROW}}}\n", "line 3, column 32: Extra data"),
+        (f'{ROW}\n{{"prompt": "1=", "answer": {"9" * 5000}}}', "neither a JSON list"),
+        ("[" * 100_000, "neither a JSON list"),
+        ('{"a": ' * 100_000, "neither a JSON list"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_its_line(tmp_path, data, said):
+    with pytest.raises(PromptError, match=said):
+        load_rows(json_source(tmp_path, data.encode()))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a\ud800", "answer": "1"}, r"prompt holds '\\ud800', half of a surrogate pair: row 1"),
+        ({"prompt": "a", "answer": "\udc00"}, r"answer holds '\\udc00', half of a surrogate pair: row 1"),
+        ({"prompt": [{"role": "user", "content": "\ud800"}], "answer": "1"}, "message 0 whose content holds"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_with_its_row(tmp_path, row, said):
+    with pytest.raises(PromptError, match=said):
+        load_rows(source(tmp_path, [{"prompt": "a", "answer": "1"}, row]))
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path):
+    (row,) = load_rows(json_source(tmp_path, b'{"prompt": "\\ud83d\\ude00", "answer": "1"}'))
+    assert row.prompt == "\N{GRINNING FACE}"
+
+
+def test_a_name_too_long_for_a_file_is_refused():
+    with pytest.raises(PromptError, match="is no file"):
+        load_rows(SourceConfig(name="x", kind="json", path="a" * 300))
+
+
+@pytest.mark.parametrize(("text", "said"), [("def rows(:\n", "SyntaxError"), ("raise OSError('no')\n", "OSError: no")])
+def test_a_module_that_does_not_import_is_refused_with_what_it_raised(tmp_path, monkeypatch, text, said):
+    (tmp_path / "rows_that_break.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PromptError, match=f"'rows_that_break' does not import: {said}"):
+        load_rows(SourceConfig(name="x", kind="python", path="rows_that_break:rows"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "sorting", "path": "a.jsonl"}, "has path 'a.jsonl', which nothing reads"),
+        ({"kind": "json", "path": "a", "split": "test"}, "has split 'test', which nothing reads"),
+        ({"kind": "parquet", "path": "a", "options": {"num_digits": 3}}, "has options"),
+        ({"kind": "calculator", "split": "test"}, "has split 'test'"),
+    ],
+)
+def test_a_setting_that_a_kind_of_source_does_not_read_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        SourceConfig(name="x", **settings)

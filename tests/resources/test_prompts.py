@@ -312,3 +312,9 @@ def test_reasoning_gym_rows_keep_what_its_verifier_needs():
     assert not {row.prompt for row in rows} & {row.prompt for row in held_out}
     with pytest.raises(PromptError, match="no data set 'nothing'"):
         load_rows(SourceConfig(name="g", kind="reasoning_gym", path="nothing"))
+
+
+@pytest.mark.parametrize("options", [{"no_such_option": 1}, {"difficulty": 99.0}, {"difficulty": "hard"}])
+def test_options_that_reasoning_gym_does_not_take_are_refused_with_the_options(options: dict[str, object]):
+    with pytest.raises(PromptError, match=r"refuses options \{'(no_such_option|difficulty)'.*correct data\.sources"):
+        load_rows(SourceConfig(name="g", kind="reasoning_gym", path="gsm_symbolic", size=5, options=options))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.load import dump_config, load_config
 from resources.run_directory import RunDirectory, RunDirectoryError, read_lines
 
 
@@ -24,6 +25,15 @@ def test_a_run_in_use_cannot_be_acquired_again(run_dir: Path):
 def test_a_folder_without_a_config_is_no_run(tmp_path: Path):
     with pytest.raises(RunDirectoryError, match=r"no config\.yaml"):
         RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["1e5", "08", "null", "3."])
+def test_a_config_is_read_back_as_it_was_written(run_dir: Path, name: str):
+    run = RunDirectory.create(run_dir, name)
+    config = load_config("quickstart", [f"name='{name}'"])
+    run.write_config(dump_config(config))
+    assert load_config(run.path / "config.yaml") == config
+    run.release()
 
 
 def test_cutting_to_a_committed_length_leaves_whole_lines(run_dir: Path):
