@@ -26,6 +26,7 @@ from resources.graders import FinishedRow
 from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
 from resources.prompts import Prompt, PromptError, PromptSource
 from resources.request_serving import ServesRequests
+from resources.requests_on_the_way import RequestLostError
 from resources.rollout_rows import (
     Metrics,
     RolloutRow,
@@ -39,7 +40,6 @@ from resources.rollout_rows import (
     shard_of,
     token_versions_of,
 )
-from resources.rollout_servers import RequestLostError
 from resources.seeding import stream_seed
 from resources.served_engine import ServedEngine
 from resources.telemetry.rollout_gauge import response_length_facts

@@ -15,7 +15,8 @@ from resources.engines.scripted import ScriptedEngine
 from resources.prefix_router import PrefixRouter
 from resources.replicas import LocalReplica, ReplicaLost
 from resources.request_serving import Orders, Report, ServesRequests
-from resources.rollout_servers import Completion, RequestLostError, RolloutServers
+from resources.requests_on_the_way import Completion, RequestLostError
+from resources.rollout_servers import RolloutServers
 from resources.served_engine import ServedEngine
 
 SAMPLING = Sampling(stop_token_ids=(2,))
@@ -66,6 +67,16 @@ def test_every_request_is_answered_in_order_with_the_noise_of_its_own_seed() -> 
     assert [answer.row_id for answer in answers] == list(range(40))
     assert [answer.token_ids for answer in answers] == [output.token_ids for output in alone]
     assert {answer.replica for answer in answers} == {"a", "b"}
+
+
+@pytest.mark.parametrize(("least_steps", "finished", "steps"), [(1, [0], 2), (5, [0, 1], 5), (100, [0, 1, 2], 6)])
+def test_a_call_ends_with_a_finished_response_but_not_before_its_least_steps(
+    least_steps: int, finished: list[int], steps: int
+) -> None:
+    worker = ScriptedReplica("a", seconds_per_token=0.01).worker
+    add = tuple((request(n, max_tokens=2 * (n + 1)), SAMPLING) for n in range(3))  # of 2, 4 and 6 tokens
+    report = worker.serve(Orders(add=add, steps=100, least_steps=least_steps))
+    assert ([output.row_id for output in report.finished], report.steps) == (finished, steps)
 
 
 def test_single_requests_join_while_others_decode() -> None:
