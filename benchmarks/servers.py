@@ -26,7 +26,9 @@ from resources.worker_group import WorkerGroup, WorkerSpec, start_group
 
 TARGET_RATIO = 0.95
 PAIRS = 5
-REQUESTS = 128
+REQUESTS, SLOTS = 512, 128
+"""Four waves, so that a pair lasts seconds and not its first and last call."""
+UPDATE_AFTER_SECONDS = 0.3
 MIN_TOKENS, MAX_TOKENS = 24, 72
 """Responses of many lengths, so that one ends in nearly every step, as they do in a rollout."""
 SHAPE = ModelShape(num_layers=2, hidden_size=128, intermediate_size=512, num_heads=4, vocab_size=128, max_positions=128)
@@ -50,7 +52,7 @@ def start_engine(cluster: Cluster) -> WorkerGroup:
     """One vLLM engine in a worker process of its own."""
     data = DataConfig(sources=(SourceConfig(name="s", kind="sorting", size=600),), prompts_per_iteration=8)
     rollout = RolloutConfig(
-        max_running_sequences=REQUESTS, max_model_length=128, kv_cache_bytes=64 * 2**20,
+        max_running_sequences=SLOTS, max_model_length=128, kv_cache_bytes=64 * 2**20,
         servers=ServersConfig(enabled=True), enable_prefix_caching=False,
     )  # fmt: skip
     model = ModelConfig(build="tiny", shape=SHAPE)
@@ -89,7 +91,7 @@ def update_under_load(group: WorkerGroup, servers: RolloutServers) -> tuple[int,
     """(requests lost or wrong, requests that span both versions, seconds without sampling) of an update on the way."""
     asked = requests(5 * 10**6)
     futures = [servers.submit(request, SAMPLING) for request in asked]
-    time.sleep(0.5)
+    time.sleep(UPDATE_AFTER_SECONDS)
     began = time.monotonic()
     with servers.paused():
         group.call("new_version", 1)
