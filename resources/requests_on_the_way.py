@@ -74,5 +74,7 @@ class Lane:
     """Wire ids to end with the next call, whether anybody waits for them or not."""
     flights: int = 0
     steps: int = 8
+    quiet_calls: int = 0
+    """Calls since the last one that brought a new request."""
     is_alive: bool = True
     cause: str = ""

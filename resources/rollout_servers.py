@@ -22,8 +22,8 @@ CALLS_AHEAD = 2
 """Calls on their way to a replica: it never waits for the next one."""
 SECONDS_A_CALL = 0.05
 """A call takes as many decode steps as fit; new requests wait this long for their first token at most."""
-LEAST_SHARE = 4
-"""A finished response is told of after this part of a call at the soonest."""
+QUIET_CALLS = 4
+"""After so many calls that brought nothing new, nobody waits for an answer to ask again: whole calls are cheaper."""
 MAX_STEPS = 256
 POLL_SECONDS = 0.2
 
@@ -266,9 +266,11 @@ class RolloutServers:
         lane.aborting.clear()
         add = tuple((self._wired[wire].next_request(wire), self._wired[wire].sampling) for wire in lane.waiting)
         lane.waiting.clear()
+        lane.quiet_calls = 0 if add else lane.quiet_calls + 1
         if not (lane.open or abort):
             return None
-        return Orders(add=add, abort=abort, steps=lane.steps, least_steps=max(1, lane.steps // LEAST_SHARE))
+        least_steps = 1 if lane.quiet_calls < QUIET_CALLS else lane.steps
+        return Orders(add=add, abort=abort, steps=lane.steps, least_steps=least_steps)
 
     def _look_at_clocks(self, lane: Lane) -> None:
         """Requests that took too long fail; those that are stuck here go elsewhere."""
