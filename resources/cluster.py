@@ -183,8 +183,12 @@ class Cluster:
             reread_settings()
         try:
             ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ClusterError(f"Ray at {self._address or 'local'} cannot be used: {error}") from error
+        except (OSError, RuntimeError, ValueError) as error:
+            way_out = ""
+            if isinstance(error, OSError) and self._address in (None, "local"):
+                folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+                way_out = f"; it keeps its sockets in {folder}: set RAY_TMPDIR to a writable folder with a short name"
+            raise ClusterError(f"Ray at {self._address or 'local'} cannot be used: {error}{way_out}") from error
         self._owns_ray = True
         self._is_local = self._address in (None, "local")
 

@@ -69,6 +69,8 @@ class Session(Agenda):
         self.watchers: list[Watcher] = []
         self.check_cancelled: Callable[[], None] = lambda: None
         self.snapshot: Snapshot | None = None
+        self.spare: Snapshot | None = None
+        """An older one that is on two nodes, until the newest is."""
         self.recoveries = 0
         self.recoveries_in_a_row = 0
         """Recoveries since the last iteration that went well."""
@@ -145,9 +147,15 @@ class Session(Agenda):
         deadline = self.config.recovery.call_deadline_seconds
         self.inflight = [*(one for one in submitted if isinstance(one, StepFuture)), *ahead]
         since, self._iteration_ended = self._iteration_ended, None
-        outcome = gather(at, submitted, ahead, since=since, deadline_seconds=deadline, check=self.check_cancelled)
+        outcome = gather(at, submitted, ahead, since=since, deadline_seconds=deadline, check=self._look)
         self._iteration_ended = outcome.span.ended
         return outcome
+
+    def _look(self) -> None:
+        """What is looked after while steps run."""
+        self.check_cancelled()
+        if self.spare is not None and self.snapshot is not None and self.snapshot.is_copied:
+            self.spare = None
 
     def staging_folder(self) -> str:
         """Where the next checkpoint is written before it is published."""
