@@ -47,6 +47,18 @@ def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
         yield Problem("validation.every", config.validation.every, rule, "name held-out sources, or set it to 0")
 
 
+def held_out_rows_are_others(config: "RunConfig") -> Iterator[Problem]:
+    """A table that is both trained and validated on tells what was learnt by heart; other kinds hold a part back."""
+    for index, held_out in enumerate(config.validation.sources):
+        for number, source in enumerate(config.data.sources):
+            if held_out.kind != source.kind or source.kind not in ("json", "parquet", "hub"):
+                continue
+            is_split = source.kind != "hub" or (held_out.split, held_out.options) == (source.split, source.options)
+            if held_out.path == source.path and is_split:
+                rule = f"data.sources.{number} trains on these rows"
+                yield Problem(f"validation.sources.{index}.path", held_out.path, rule, "name another file or split")
+
+
 def best_checkpoint_is_measured(config: "RunConfig") -> Iterator[Problem]:
     """The best checkpoint is one of those whose own iteration ended with the metric."""
     name, validation, saves = config.checkpoint.keep_best, config.validation, config.checkpoint.every
@@ -278,6 +290,7 @@ def _actor_and_rollout_share_a_process(config: "RunConfig") -> bool:
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
     validation_has_prompts,
+    held_out_rows_are_others,
     best_checkpoint_is_measured,
     secrets_are_named,
     import_paths_are_whole,

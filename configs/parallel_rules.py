@@ -121,9 +121,25 @@ def adapters_act(config: "RunConfig") -> Iterator[Problem]:
             yield Problem(f"{path}.lora", "given", rule, "remove it; merge trained ones into the folder")
 
 
+def attention_can_be_had(config: "RunConfig") -> Iterator[Problem]:
+    """Flash attention is a kernel of accelerators, for half precision."""
+    asked: dict[str, tuple[str, str]] = {}
+    for duty in ("actor", "reference", "critic"):
+        own = config.critic.model if duty == "critic" else None
+        model, role = own or config.model, duties(config).get(duty)
+        if model.attention == "flash_attention_2" and role in active_roles(config):
+            path = "model" if own is None else "critic.model"
+            asked[path] = (config.pools[placed(config, duty).pool].accelerator, model.dtype)
+    for path, (accelerator, dtype) in asked.items():
+        if accelerator == "none" or dtype == "float32":
+            rule = f"it is for accelerators and bfloat16, and here are {accelerator} and {dtype}"
+            yield Problem(f"{path}.attention", "flash_attention_2", rule, "use sdpa")
+
+
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     roles_can_be_cut,
     cuts_agree_with_the_rest,
     given_shapes_can_be_cut,
     adapters_act,
+    attention_can_be_had,
 )

@@ -46,13 +46,11 @@ class Played:
     @property
     def metrics(self) -> Metrics:
         """Sums and counts beside those of any rollout."""
-        tried = float(self.num_episodes + len(self.causes))
         branches = float(len(self.rows.rows))
         return {
             "rollout/calls_mean": float(self.num_requests),
             "rollout/calls_mean/count": float(self.num_episodes),
             "rollout/failed_episodes": float(len(self.causes)),
-            "rollout/failed_episodes/count": 1.0 if tried else 0.0,
             "rollout/conversations_mean": branches,
             "rollout/conversations_mean/count": float(self.num_episodes),
         }

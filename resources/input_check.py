@@ -4,6 +4,7 @@ The command line looks before it starts a server, the flow looks for whoever cal
 same again where they run. Here a mistake costs seconds and ends with one block of text.
 """
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,10 @@ def _model_problems(config: RunConfig) -> Iterator[Problem]:
     read |= {f"reward.graders.{n}.model": grader.model for n, grader in enumerate(config.reward.graders)}
     others = {path: model for path, model in read.items() if model is not None and model.build is None}
     is_made_here = config.model.build is not None and config.model.tokenizer_path is None
+    for path, model in {"model": config.model, **read}.items():
+        if model and model.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+            rule = "the package flash-attn is not installed here"
+            yield Problem(f"{path}.attention", model.attention, rule, "install it on every node, or use sdpa")
     adapted = {path: model for path, model in {"model": config.model, **read}.items() if model and model.lora}
     if is_made_here and not others and not adapted:
         return  # nothing is read, and transformers takes seconds to import

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
+from resources.code_grader import CodeSettings
 from resources.grader_pool import GraderImportError, PoolFunction, check_functions
 from resources.grader_process import load_function
 from resources.input_check import check_inputs
+from resources.sandbox import Sandbox, SandboxUnavailableError
 from tasks.graders_of import build_grader
 
 OF_THE_RESPONSE_ALONE = ("overlong_penalty", "response_format")
@@ -46,6 +48,11 @@ def _grader_problems(config: RunConfig) -> Iterator[Problem]:
         except (TypeError, ValueError, re.error) as error:
             yield Problem(path, UNSAID, str(error))
             continue
+        if isinstance(built.backend, CodeSettings) and config.ray.address is None:
+            try:
+                Sandbox(built.backend.limits, 1, is_unsafe=built.backend.is_unsafe)
+            except SandboxUnavailableError as error:
+                yield Problem(path, UNSAID, f"grader {grader.name!r}: {error}")
         if built.kind == "python" and config.ray.address is None:
             function = PoolFunction(
                 target=str(built.function), options=built.options, is_group_wise=built.is_group_wise

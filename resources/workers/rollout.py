@@ -334,7 +334,7 @@ def _lost(engine: ServedEngine, rows: Sequence[RolloutRow]) -> Metrics:
         causes = next(iter(engine.lost.values()))
         raise RequestLostError(f"no replica answered any of {len(rows)} rows: {causes}")
     counts = {"rollout/lost_rows": len(engine.lost), "rollout/redispatches": engine.new_redispatches()}
-    return {name: float(value) for name, value in counts.items()} | {f"{name}/count": 1.0 for name in counts}
+    return {name: float(value) for name, value in counts.items()}
 
 
 def _note_versions(

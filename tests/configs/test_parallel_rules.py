@@ -141,3 +141,12 @@ def test_an_engine_without_an_accelerator_or_behind_servers_is_not_offloaded():
     assert problems("quickstart", *gpu) == []
     found = problems("quickstart", *gpu, "rollout.servers.enabled=true", "roles.rollout.colocate=shared")
     assert any(said.startswith("rollout.offload is True; servers take requests at any time") for said in found), found
+
+
+def test_flash_attention_is_refused_on_cpus_and_in_float32():
+    flash = "model.attention=flash_attention_2"
+    gpu = "pools.main.accelerator=gpu"
+    said = the_problem("quickstart", flash)
+    assert said.startswith("model.attention is 'flash_attention_2'; it is for accelerators and bfloat16, and here")
+    assert "gpu and float32" in the_problem("quickstart", flash, gpu)
+    assert problems("quickstart", flash, gpu, "model.dtype=bfloat16") == []

@@ -75,6 +75,11 @@ def test_an_environment_that_raises_ends_its_own_episode_alone() -> None:
     assert int(shard["response_mask"].values().sum()) == 8
 
 
+def test_an_environment_that_gives_no_number_ends_its_own_episode_alone() -> None:
+    episodes, _ = run({"*": "a"}, [row(0), row(1)], "tests.resources.environments_here:Unsure")
+    assert [episode.score for episode in episodes] == [None, None]
+
+
 def test_turns_of_a_group_stay_with_one_worker() -> None:
     workers = [EnvWorker(COUNTDOWN), EnvWorker(COUNTDOWN)]
     group: Any = LocalGroup("env", workers)

@@ -86,6 +86,12 @@ def test_a_model_with_heads_that_vllm_has_no_attention_for_is_refused_on_a_cpu(t
     assert refused(model, "rollout.engine=huggingface") == []
 
 
+def test_an_attention_whose_package_is_not_there_is_refused():
+    given = ["model.attention=flash_attention_2", "model.dtype=bfloat16", "pools.main.accelerator=gpu"]
+    [said] = refused(*given)
+    assert said.startswith("model.attention is 'flash_attention_2'; the package flash-attn is not installed here")
+
+
 def test_a_stop_token_that_the_model_does_not_have_is_refused(tmp_path: Path):
     model = model_folder(tmp_path, max_position_embeddings=16)
     [problem] = refused(model, "rollout.sampling.stop_token_ids=[2, 100]")

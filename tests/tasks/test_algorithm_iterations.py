@@ -108,6 +108,38 @@ def test_the_score_is_told_as_the_graders_gave_it_whatever_is_trained_on(small_c
     assert metrics["reward/shaped_score_mean"] == pytest.approx(wanted, rel=1e-5)
 
 
+def test_scoring_update_and_reference_share_the_temperature_of_the_engine(small_cast: SmallCast):
+    """With one of them at temperature 1 the ratio before the first step, or the first KL, would not be of equals."""
+    config = small_config("rollout.sampling.temperature=0.5", "algorithm.kl.coef=0.1")
+    metrics = small_cast.run(config, fresh=["actor"]).iterate()
+    assert metrics["actor/optimizer_steps"] == 4.0
+    assert metrics["actor/reference_kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_an_entropy_bonus_is_given_the_entropy_and_no_other_run_pays_for_it(small_cast: SmallCast):
+    metrics = [small_cast.run(small_config(f"algorithm.entropy_coef={coef}")).iterate() for coef in (0.01, 0.0)]
+    assert 0.0 < metrics[0]["actor/entropy"] < math.log(128)
+    assert "actor/entropy" not in metrics[1]
+
+
+def test_the_kl_in_the_reward_is_paid_at_the_coefficient_of_the_iteration(small_cast: SmallCast):
+    """The first iteration has no distance to the reference, so both runs come to the same policy before the second."""
+    returns, distances = [], []
+    for coef in (0.01, 2.0):
+        config = small_config(
+            f"algorithm.kl.coef={coef}", "algorithm.gae_lambda=1.0", "actor.optimizer.lr=1e-2", "rollout.group_size=1",
+            "data.prompts_per_iteration=32",
+        )  # fmt: skip
+        run = small_cast.run(config, fresh=["actor", "critic"])
+        run.iterate()
+        metrics = run.iterate()
+        returns.append(metrics["critic/return"])
+        distances.append(metrics["actor/reference_kl"])
+    assert distances[0] == pytest.approx(distances[1], rel=1e-4)
+    assert distances[0] > 0.0
+    assert returns[0] - returns[1] > 0.1 * (2.0 - 0.01) * distances[0]
+
+
 def test_an_iteration_stops_at_its_target_kl_and_not_before(small_cast: SmallCast):
     steps = {}
     for target in (1e-12, 10.0):  # of four steps the first is taken in any case: nothing has moved before it

@@ -68,6 +68,14 @@ def test_a_setting_reaches_the_function_that_reads_it(setting: str, build: Calla
     assert changed == value != plain
 
 
+@pytest.mark.parametrize(("place", "is_paid"), [("reward", True), ("loss", False)])
+def test_the_kl_has_one_place(place: str, is_paid: bool):
+    config = load_config("quickstart", ["algorithm.kl.coef=0.3", f"algorithm.kl.place={place}"])
+    reward, loss = advantage_function(config, 0.2, 1).keywords, actor_loss(config).keywords
+    assert (reward["kl_in_reward"], reward["kl_coef"]) == (is_paid, 0.2)  # the controller's, of this iteration
+    assert loss["kl_coef"] == (0.0 if is_paid else 0.3)
+
+
 @pytest.mark.parametrize(
     ("name", "setting", "keyword", "value"),
     [

@@ -1,5 +1,7 @@
 """What is refused before anything is started: graders and hooks that are not there or take other arguments."""
 
+from pathlib import Path
+
 import pytest
 
 from configs.load import load_config
@@ -56,6 +58,14 @@ def test_a_grading_function_of_the_users_own_that_cannot_be_called_is_refused(pa
     [problem] = refused(grader(kind="python", function=f"'{path}'"))
     assert problem.startswith(f"reward.graders.0.function is '{path}'; graders {path} do not import on this node: ")
     assert said in problem
+
+
+def test_a_sandbox_that_this_machine_cannot_make_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [problem] = refused(grader(kind="sandbox"))
+    assert problem.startswith("reward.graders.0: grader 'g': ")
+    assert "is not installed on this node" in problem
+    assert refused(grader(kind="sandbox", sandbox="unsafe")) == []
 
 
 def test_a_judge_whose_key_is_not_there_is_refused_and_a_block_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,8 @@
 """The rollout worker: whose rows, which ids, which columns, and what streams out."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from resources.dispatch import marked_methods
 from resources.engines.scripted import ScriptedEngine
 from resources.graders import FinishedRow
 from resources.prompt_sources import PromptError
-from resources.workers.rollout import RolloutWorker
+from resources.workers.rollout import RolloutWorker, _lost
+from tasks.algorithms.diagnostics import finish_metrics
+from tasks.replies import add_sums
 from tasks.rollout import ROLLOUT_COLUMNS
 
 SHAPE = ModelShape(num_layers=2, hidden_size=64, intermediate_size=128, num_heads=2, vocab_size=104, max_positions=128)
@@ -286,3 +290,9 @@ def test_an_engine_that_is_not_offloaded_stays_where_it_is():
     worker = RolloutWorker(rollout, MODEL, DATA, 0, engine=Sleeper(rollout))
     worker.sample(0, 0, 2, 1, 0)
     assert worker.engine.told == ["generate"]
+
+
+def test_lost_rows_of_several_rounds_add_up():
+    engine: Any = SimpleNamespace(lost={0: "late"}, new_redispatches=lambda: 2)
+    rounds = [_lost(engine, [None, None]), _lost(engine, [None, None, None])]
+    assert finish_metrics(add_sums(rounds)) == {"rollout/lost_rows": 2.0, "rollout/redispatches": 4.0}
