@@ -4,9 +4,10 @@ Strict means that `true` is never 1 and "4" is never 4; a mistake stops at the f
 not after an hour of it. The only conversion made is YAML's list to a tuple.
 """
 
+import os
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _as_tuple(value: Any) -> Any:
@@ -42,6 +43,9 @@ TokenIds = Items[Annotated[int, Field(ge=0)]]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
 """Of something that processes, reservations and files are named after: no spaces, no slashes, not empty."""
+
+Folder = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
+"""A path on this machine; `~` is the user's home, as in a shell."""
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """What a generator of random numbers takes: a whole number of 64 bits."""

@@ -99,8 +99,33 @@ def secrets_are_named(config: "RunConfig") -> Iterator[Problem]:
                 rule = "it must be the name of an environment variable, never the key itself"
                 yield Problem(f"{path}.api_key_env", "(hidden)", rule, "for example OPENAI_API_KEY")
     for path, address in addresses:
-        if address is not None and "@" in urlsplit(address if "//" in address else f"//{address}").netloc:
+        if address is not None and "@" in address.rpartition("//")[2].partition("/")[0]:
             yield Problem(path, "(hidden)", "an address must not carry a password", "take the part before @ out")
+
+
+def addresses_are_whole(config: "RunConfig") -> Iterator[Problem]:
+    """A service is asked over HTTP: what is no such address would fail for each response, hours later."""
+    given = {"prefect.api_url": config.prefect.api_url}
+    for index, grader in enumerate(config.reward.graders):
+        given[f"reward.graders.{index}.url"] = grader.url
+        given[f"reward.graders.{index}.judge.base_url"] = grader.judge.base_url if grader.judge is not None else None
+    for path, address in given.items():
+        if address is not None and "@" not in address and not _is_http(address):
+            rule = "the address of a service is http:// or https://, a host, and a port below 65536 if any"
+            yield Problem(path, address, rule, "for example http://127.0.0.1:8000/v1")
+
+
+def _is_http(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and address.split() == [address]
+        )
+    except ValueError:  # a port that is none, a bracket that is not closed
+        return False
 
 
 def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
@@ -219,6 +244,7 @@ def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:
         yield Problem("teachers", MISSING, "distillation is set, and nobody teaches", "name at least one teacher")
     if config.teachers and config.distillation is None and config.algorithm.name != "distillation":
         yield Problem("teachers", len(config.teachers), "there is no distillation section", "add it, or remove them")
+    yield from _top_k_leaves_a_rest(config)
     known = {source.name for source in config.data.sources}
     names = Counter(teacher.name for teacher in config.teachers)
     for name in [name for name, times in names.items() if times > 1]:
@@ -234,6 +260,14 @@ def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:
             yield Problem(path, mine.vocab_size, rule, "use a teacher with the student's tokenizer")
     yield from _every_source_has_one_teacher(config)
     yield from _teacher_pool(config)
+
+
+def _top_k_leaves_a_rest(config: "RunConfig") -> Iterator[Problem]:
+    given, shape = config.distillation, config.model.shape
+    if given is None or given.objective != "forward_kl_top_k" or shape is None or given.top_k < shape.vocab_size:
+        return
+    rule = f"model.shape.vocab_size is {shape.vocab_size}, and the tokens beside the likeliest are one cell"
+    yield Problem("distillation.top_k", given.top_k, rule, "lower it, 16 to 64 is usual")
 
 
 def _every_source_has_one_teacher(config: "RunConfig") -> Iterator[Problem]:
@@ -293,6 +327,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     held_out_rows_are_others,
     best_checkpoint_is_measured,
     secrets_are_named,
+    addresses_are_whole,
     import_paths_are_whole,
     models_can_be_built,
     engine_settings_act,

@@ -51,7 +51,9 @@ PROTECTED_ENV_KEYS = frozenset(
 )
 """Keys that the resource layer, or Ray for it, sets for every rank; a role's own `env` may not name them."""
 
-_SECRET_NAME = re.compile(r"(API_?KEY|ACCESS_KEY|_TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(API_?KEY|(^|_)KEY|(^|_)TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE
+)
 
 
 def is_secret_name(key: str) -> bool:

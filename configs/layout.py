@@ -233,4 +233,5 @@ def _equal_share(ask: _Ask, takers: list[tuple[_Ask, float | None]], whole: floa
                 open_processes[bundle] += 1
             else:
                 given[bundle] += cut(share)
-    return max(0.0, min((whole - given[bundle]) / open_processes[bundle] for bundle in ask.bundles))
+    shares = ((whole - given[bundle]) / open_processes[bundle] for bundle in ask.bundles)
+    return max(0.0, min(shares, default=whole))  # no bundle: more teachers than workers, which a rule refuses

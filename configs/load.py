@@ -4,6 +4,7 @@ Whatever is wrong is collected and said once, in one block: path, value, rule an
 from the environment: a secret is named (`api_key_env`), never written.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,8 @@ from configs.problems import ConfigError, Problem
 from configs.run import RunConfig
 from configs.yaml_reader import read_plain_yaml
 
+_VARIABLE = re.compile(r"\s*(?:\S*\$\{[A-Za-z_]\w*\}\S*|\$[A-Z_][A-Z0-9_]*(?:/\S*)?)\s*\Z")
+"""A single word that holds a shell's variable: a path, a name, an address. Longer texts may mean their dollars."""
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -153,7 +156,7 @@ def _interpolations(value: object, path: str) -> Iterator[Problem]:
     elif isinstance(value, list):
         for index, inside in enumerate(cast("list[object]", value)):
             yield from _interpolations(inside, f"{path}.{index}")
-    elif isinstance(value, str) and value.strip().startswith("${") and value.strip().endswith("}"):
+    elif isinstance(value, str) and _VARIABLE.match(value):
         yield Problem(
             path,
             value,

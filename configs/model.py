@@ -70,7 +70,15 @@ class LoraConfig(Config):
     alpha: Annotated[float, Field(gt=0.0)] = 32.0
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Anything above 0 makes recomputed log-probs differ from the update's, so 0 is advised."""
-    target_modules: Strings = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: Annotated[Strings, Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
 
 
 class ModelConfig(Config):

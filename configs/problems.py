@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LONGEST_VALUE = 80
-_SECRET = re.compile(r"(api_?key|token|secret|password|credentials?)$", re.IGNORECASE)
+_SECRET = re.compile(r"(api_?key|[._-]key|token|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
 
 
 class _Word:

@@ -7,6 +7,12 @@ from pydantic import Field, model_validator
 from configs.base import Config, Count, Items, Seconds, Strings
 from configs.model import ModelConfig
 
+RULES = (
+    "exact_answer", "positions_right", "numeric_answer", "math_answer", "response_format", "overlong_penalty",
+    "reasoning_gym_answer", "environment_score",
+)  # fmt: skip
+"""What `kind: rule` may name; tasks/rewards/table.py has them."""
+
 
 class JudgeConfig(Config):
     """A generative judge behind an OpenAI-compatible endpoint: anybody's, or a model that the run serves itself."""
@@ -35,6 +41,12 @@ class JudgeConfig(Config):
     def _is_somewhere(self) -> "JudgeConfig":
         if (self.base_url is None) == (self.serve is None):
             raise ValueError(f"base_url is {self.base_url!r} and serve is {self.serve}; give exactly one of them")
+        if self.api_key_env is not None and self.api_key_block is not None:
+            raise ValueError("api_key_env and api_key_block both name a key; give one of them")
+        if "{response}" not in self.prompt:
+            raise ValueError(
+                f"prompt is {self.prompt!r:.80}; without {{response}} in it the judge never sees what it scores"
+            )
         return self
 
 
@@ -72,6 +84,19 @@ class GraderConfig(Config):
         part = needed.get(self.kind)
         if part is not None and getattr(self, part) is None:
             raise ValueError(f"grader {self.name!r} is of kind {self.kind} and has no {part}")
+        for other in sorted(set(needed.values()) - {part}):
+            if getattr(self, other) is not None:
+                raise ValueError(
+                    f"grader {self.name!r} is of kind {self.kind} and has {other}, which nothing reads; remove "
+                    f"{other}, or correct kind"
+                )
+        if self.kind == "rule" and self.function not in RULES:
+            raise ValueError(
+                f"grader {self.name!r} names rule {self.function!r}; the rules are {sorted(RULES)}, and a function of "
+                "yours has kind python"
+            )
+        if self.kind == "rule" and self.is_group_wise:
+            raise ValueError(f"grader {self.name!r} is group-wise, and rules see one response at a time; remove it")
         return self
 
 

@@ -48,6 +48,17 @@ class ToolsConfig(Config):
     environment_options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the environment's constructor."""
 
+    @model_validator(mode="after")
+    def _results_are_shown(self) -> "ToolsConfig":
+        if "{result}" not in self.result_template:
+            raise ValueError(
+                f"result_template is {self.result_template!r:.80}; without {{result}} in it the model never sees "
+                "what a tool answers"
+            )
+        if self.environment_options and self.environment is None:
+            raise ValueError(f"environment_options is {self.environment_options}, and environment is not set; name it")
+        return self
+
 
 class ServersConfig(Config):
     """Engine replicas that take single requests (continuous batching) in place of one batch call."""

@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 from pydantic import Field, model_validator
 
 from configs.algorithm import AlgorithmConfig
-from configs.base import Config, Count, Items, Name, Seed
+from configs.base import Config, Count, Folder, Items, Name, Seed
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
 from configs.pools import PoolConfig, RoleConfig, RoleName
@@ -38,7 +38,7 @@ class RunConfig(Config):
     """Lower-case letters, digits, dots and dashes; the run id is made from it."""
     seed: Seed = 0
     iterations: Count
-    run_dir: str = "runs"
+    run_dir: Folder = "runs"
     """Folder that holds a folder per run."""
     async_depth: Annotated[int, Field(ge=0)] = 0
     """Iterations by which a rollout may run ahead of the update; 0 is synchronous and bit-exact on recovery."""

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Fraction, Name, Seconds, Strings
+from configs.base import Config, Count, Folder, Fraction, Items, Name, Seconds, Strings
 from configs.model import ModelConfig, OptimizerConfig
 
 
@@ -70,6 +70,18 @@ class SftConfig(Config):
     objective: Literal["causal_lm", "reward_model"] = "causal_lm"
     """`reward_model` trains a scalar head from preference pairs."""
 
+    @model_validator(mode="after")
+    def _turns_can_be_filled_in(self) -> "SftConfig":
+        for number, turn in enumerate(self.turns):
+            try:
+                turn.format(prompt="", answer="")
+            except (AttributeError, IndexError, KeyError, ValueError):
+                raise ValueError(
+                    f"turns.{number} is {turn!r}; {{prompt}} and {{answer}} are filled in, nothing else; write a brace "
+                    "that is meant as one twice"
+                ) from None
+        return self
+
 
 class RecoveryConfig(Config):
     """What happens when a process dies."""
@@ -123,7 +135,7 @@ class TelemetryConfig(Config):
     enabled: bool = True
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Loopback port of a Prometheus endpoint; none when left out."""
-    sinks: Strings = ()
+    sinks: Items[Literal["tensorboard", "wandb", "mlflow"]] = ()
     """Of `tensorboard`, `wandb`, `mlflow`."""
     samples_per_iteration: Annotated[int, Field(ge=0)] = 16
     """Rows kept token by token in samples/ and shown in the UI, beside all rows with their text; 0 keeps none."""
@@ -132,7 +144,7 @@ class TelemetryConfig(Config):
 class CodeConfig(Config):
     """How your code is found; every node has the same install of ours."""
 
-    import_paths: Strings = ()
+    import_paths: Items[Folder] = ()
     """Folders put on sys.path of every process, for user graders, losses and data; the same on every node."""
 
 

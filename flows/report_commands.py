@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from cyclopts import Parameter
 
 from flows.cli import DONE, AsJson, Refused, app
 from flows.run_commands import RunFolder
+from resources.run_directory import is_run_folder
 
 Changes = Annotated[
     tuple[str, ...],
@@ -132,7 +134,7 @@ def export(
     from tasks.export import export_checkpoint
 
     config = _require_run(run)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise Refused(f"{folder} exists; name a folder that does not")
     store = CheckpointStore(run / "checkpoints")
     try:
@@ -141,7 +143,15 @@ def export(
         raise Refused(f"{error}; the checkpoints of {run} are {store.iterations()}") from None
     if adapter and config.model.lora is None:
         raise Refused(f"{run} has no adapter: model.lora is not set; leave --adapter out")
-    export_checkpoint(config, run, store.path_of(manifest.iteration), folder, as_adapter=adapter)
+    from resources.models.causal_lm import ModelError  # these load torch
+    from resources.tensor_files import TensorFileError
+
+    try:
+        export_checkpoint(config, run, store.path_of(manifest.iteration), folder, as_adapter=adapter)
+    except (ModelError, TensorFileError) as error:
+        raise Refused(f"the checkpoint of {manifest.iteration} iterations cannot be exported: {error}") from None
+    except OSError as error:
+        raise Refused(f"{folder} cannot be written: {error.strerror}; name another folder") from None
     print(f"{folder}: the policy after {manifest.iteration} iterations")
     return DONE
 
@@ -156,7 +166,7 @@ def _written(option: str, path: Path) -> Iterator[None]:
 
 def _require_folder(run: Path) -> None:
     """A report reads no config: that of an older version may have keys that are gone."""
-    if not (run / "config.yaml").is_file():
+    if not is_run_folder(run):
         raise Refused(f"{run} is no run folder: it has no config.yaml")
     if not (run / "spans.jsonl").is_file():
         raise Refused(f"{run} has no spans.jsonl: the run has not begun its first iteration, or measured nothing")
@@ -165,6 +175,6 @@ def _require_folder(run: Path) -> None:
 def _require_run(run: Path):  # noqa: ANN202 - a RunConfig, imported inside
     from configs.load import load_config
 
-    if not (run / "config.yaml").is_file():
+    if not is_run_folder(run):
         raise Refused(f"{run} is no run folder: it has no config.yaml")
     return load_config(run / "config.yaml")

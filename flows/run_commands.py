@@ -58,6 +58,7 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
     from resources.plan import unread_notes
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
+    from tasks.graders_of import check_graders
     from tasks.start_check import check_start
 
     # The flow's imports (torch among them) take seconds, and so does the server's start in a process of its own.
@@ -66,6 +67,8 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
         try:
             if resume_from is None:
                 check_start(config)
+            else:
+                check_graders(config)  # a key may be gone since
             url = stack.enter_context(prefect_api(config.prefect))
         except (ApiUnreachableError, ConfigError, PrefectServerError) as error:
             return _refuse(str(error), as_json)

@@ -1,6 +1,7 @@
 """The commands that run a part of the cast: sft fits alone, evaluate scores held-out prompts."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, AsJson, ConfigPath, Overrides, Refused, app
 from flows.refusals import without_traceback
+from resources.run_directory import is_run_folder
 
 if TYPE_CHECKING:
     from configs.model import ModelConfig
@@ -55,7 +57,7 @@ def evaluate(
     changes += [] if samples is None else [f"validation.samples_per_prompt={samples}"]
     changes += [] if prompts is None else [f"validation.num_prompts={prompts}"]
     folder = Path(config)
-    is_run = (folder / "config.yaml").is_file()
+    is_run = is_run_folder(folder)
     if model is not None and (iteration is not None or best is not None):
         raise Refused("--model and a checkpoint of a run (--iteration, --best) are two models; give one")
     if not is_run and (iteration is not None or best is not None):
@@ -102,7 +104,7 @@ def model_to_score(config: "RunConfig", run: Path | None, model: str | None) -> 
         return start_model(config, run.absolute())
     if model is None:
         return config.model
-    path = str(Path(model).absolute()) if Path(model).is_dir() else model
+    path = str(Path(model).absolute()) if os.path.isdir(model) else model
     own = config.model.model_dump()
     moved = {"path": path, "build": None, "gguf_file": None, "tokenizer_path": None, "shape": None, "lora": None}
     return ModelConfig.model_validate({**own, **moved})

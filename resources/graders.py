@@ -4,7 +4,7 @@ Nothing here imports torch or Ray. A `Sample` is a response with its prompt; an 
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -180,7 +180,7 @@ def check_scores(
             f"grader {grader!r} returned {len(flat)} scores for {count} responses; it has to return {count}", seconds
         )
     for score in flat:
-        if not isinstance(score, int | float) or not math.isfinite(score):
+        if not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:  # nan is not; nor is 10 ** 400
             _refuse(f"grader {grader!r} returned {_shown(score)}; a score is a finite number", seconds)
     return tuple(float(score) for score in flat)
 

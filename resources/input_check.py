@@ -5,6 +5,7 @@ same again where they run. Here a mistake costs seconds and ends with one block 
 """
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,12 +30,19 @@ def check_inputs(config: RunConfig) -> None:
         return
     add_import_paths(config.code.import_paths)
     counts, problems = _count_rows(config)
-    problems = [*_model_problems(config), *problems, *_shortages(config, counts), *_tool_problems(config)]
+    problems = [*_absent_folders(config), *_model_problems(config), *problems, *_shortages(config, counts)]
+    problems += _tool_problems(config)
     tables = [source for source in config.data.sources if source.kind in READ_FROM_ELSEWHERE]
     if not problems and tables and sum(counts.values()) <= RENDERED_AT_MOST:
         problems = list(_rendering_problems(config))
     if problems:
         raise ConfigError(config.name, problems)
+
+
+def _absent_folders(config: RunConfig) -> Iterator[Problem]:
+    for number, folder in enumerate(config.code.import_paths):
+        if not os.path.isdir(folder):
+            yield Problem(f"code.import_paths.{number}", folder, "there is no such folder", "correct it, or remove it")
 
 
 def _model_problems(config: RunConfig) -> Iterator[Problem]:

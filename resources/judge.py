@@ -6,6 +6,8 @@ a growing, jittered pause. A key goes into a request's header and nowhere else.
 
 import asyncio
 import ipaddress
+import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?"
 _CHARACTERS_PER_TOKEN = 3.0
 """To estimate a request's tokens before it is sent; low, so that the limit is kept."""
 _MAX_BODY_BYTES = 1 << 20
+_JSON = {"Content-Type": "application/json"}
 _NO_SUCCESS, _TIMEOUT_STATUS, _TOO_MANY, _SERVER_ERROR = 300, 408, 429, 500
 
 
@@ -155,11 +158,11 @@ class HttpBackend:
             raise GraderFailedError("error", f"{where} answered {status}", seconds)
         try:
             return httpx.Response(status, content=data).json()
-        except ValueError:
+        except (RecursionError, ValueError):
             raise _TryAgainError("nonsense", f"{where} answered no JSON: {data[:60]!r}", seconds) from None
 
     async def _send(self, body: Mapping[str, Any]) -> tuple[int, bytes, float | None]:
-        async with self._client.stream("POST", self._url, json=dict(body)) as reply:
+        async with self._client.stream("POST", self._url, content=_encoded(body), headers=_JSON) as reply:
             data = b""
             async for part in reply.aiter_bytes():
                 data += part
@@ -209,6 +212,22 @@ class JudgeBackend(HttpBackend):
         if score is None or not self._settings.low <= score <= self._settings.high:
             raise _TryAgainError("nonsense", f"judge {grader.name!r} said {text[:60]!r}, which is no score", seconds)
         return (score,)
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    """JSON in ASCII, so that half of a surrogate pair has a spelling; a row's nan and infinity become null."""
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(_finite(body), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_number(text: str) -> float | None:

@@ -1,6 +1,7 @@
 """The shape of a model from the config or from a local config.json. Nothing is ever fetched, and no code is run."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,17 @@ def shape_of(path: str, model: ModelConfig) -> ModelShape:
     """
     if model.shape is not None:
         return model.shape
-    file = Path(model.path or "") / "config.json"
-    if model.path is None or not file.is_file():
+    file = Path(model.path or "").expanduser() / "config.json"
+    if model.path is None or not os.path.isfile(file):  # Path.is_file raises for a name that is too long
         rule = f"{path}.path is {model.path!r}, where no local config.json is, and nothing is fetched to plan"
         way_out = f"give {path}.shape: num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, vocab_size"
         raise ConfigError("plan", [Problem(f"{path}.shape", MISSING, rule, way_out)])
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        rule = f"it is not JSON ({error})"
+        if not isinstance(data, dict):
+            raise ValueError(f"it holds {data!r:.40}")
+    except (OSError, RecursionError, ValueError) as error:
+        rule = f"it is not JSON that tells a shape ({error})"
         raise ConfigError(
             "plan", [Problem(f"{path}.path", str(file), rule, f"repair it, or give {path}.shape")]
         ) from None

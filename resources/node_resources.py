@@ -16,6 +16,10 @@ from configs.pools import PoolConfig, parse_bytes
 ACCELERATOR_TYPE_LABEL = "ray.io/accelerator-type"
 ACCELERATOR_MEMORY_LABEL = "callsheet/accelerator-memory"
 _RAY_NAMES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU", "mem": "memory", "memory": "memory"}
+_LABELS = {"type": ACCELERATOR_TYPE_LABEL, "vram": ACCELERATOR_MEMORY_LABEL}
+MOST_NODES = 16_384
+"""Of one group; as many as a pool may have bundles."""
+_MOST_DIGITS = 9
 _GROUP = re.compile(r"\s*(?:(\d+)\s*x\s*)?\(([^()]*)\)\s*(?:[+;]|$)")
 _EXAMPLE = 'write for example "2x(gpu=8,cpu=96,mem=900GiB)", groups joined by +'
 
@@ -72,9 +76,9 @@ def parse_nodes(text: str) -> tuple[NodeResources, ...]:
         match = _GROUP.match(text, position)
         if match is None:
             raise ValueError(f"--nodes is {text!r}; {text[position:]!r} is no group of nodes; {_EXAMPLE}")
-        count = int(match[1] or 1)
-        if count < 1:
-            raise ValueError(f"--nodes is {text!r}; a group has at least one node; {_EXAMPLE}")
+        count = int((match[1] or "1")[:_MOST_DIGITS])
+        if not 1 <= count <= MOST_NODES:
+            raise ValueError(f"--nodes is {text!r:.80}; a group has 1 to {MOST_NODES} nodes; {_EXAMPLE}")
         total, labels = _parse_group(match[2])
         for _ in range(count):
             number = len(nodes) + 1
@@ -93,16 +97,15 @@ def _parse_group(text: str) -> tuple[dict[str, float], dict[str, str]]:
         word, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not word or not value:
             raise ValueError(f"--nodes holds {part!r}; a resource is name=amount; {_EXAMPLE}")
-        if word == "type":
-            labels[ACCELERATOR_TYPE_LABEL] = value
-            continue
-        if word == "vram":
-            labels[ACCELERATOR_MEMORY_LABEL] = str(int(_amount(word, "memory", value)))
-            continue
-        name = _RAY_NAMES.get(word.lower(), word)
-        if name in total:
+        name = _LABELS.get(word) or _RAY_NAMES.get(word.lower(), word)
+        if name in total or name in labels:
             raise ValueError(f"--nodes names {word} twice in one group; name each resource once")
-        total[name] = _amount(word, name, value)
+        if word == "type":
+            labels[name] = value
+        elif word == "vram":
+            labels[name] = str(int(_amount(word, "memory", value)))
+        else:
+            total[name] = _amount(word, name, value)
     if "CPU" not in total:
         raise ValueError(f"--nodes holds the group ({text}) without cpu; every process needs CPUs; {_EXAMPLE}")
     return total, labels

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from configs.layout import process_groups
+from configs.layout import placed, process_groups
 from configs.model import ModelShape
 from configs.parallel_rules import shape_problems
 from configs.problems import ConfigError
@@ -16,6 +16,8 @@ from resources.batch_algebra import BatchAlgebra, batch_algebra
 from resources.local_cluster import local_cpus, shared_cores_note
 from resources.memory import (
     ACCELERATOR_GIB,
+    DEFAULT_CPU_KV_CACHE,
+    DTYPE_BYTES,
     RoleMemory,
     duties_of_role,
     kv_bytes_per_token,
@@ -55,6 +57,8 @@ class Plan:
     bundles: tuple[BundleMemory, ...]
     shapes: Mapping[str, ModelShape]
     remarks: tuple[str, ...]
+    engine_refusals: tuple[str, ...] = ()
+    """Why the rollout engine would not start."""
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -67,7 +71,7 @@ class Plan:
                     f"{gib(bundle.certain)} of each bundle, which has {gib(bundle.capacity or 0)}; use more "
                     "bundles, fewer roles in the pool, bfloat16, LoRA or offload"
                 )
-        return tuple(reasons)
+        return (*reasons, *self.engine_refusals)
 
     @property
     def does_fit(self) -> bool:
@@ -145,6 +149,7 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
         bundles=bundles,
         shapes=shapes,
         remarks=tuple(remarks),
+        engine_refusals=tuple(_engine_refusals(config, shapes["model"], bundles, algebra)),
     )
 
 
@@ -242,14 +247,50 @@ def _memory_remarks(
             and bundle.capacity is not None
             and config.pools[bundle.pool].accelerator != "none"
         ):
-            per_token = kv_bytes_per_token(shape, config.rollout.dtype or config.model.dtype)
-            weights = shape.num_parameters * (2 if (config.rollout.dtype or config.model.dtype) == "bfloat16" else 4)
-            room = int(bundle.capacity * config.rollout.gpu_memory_fraction) - weights
-            sequences = max(0, room // (per_token * algebra.longest))
+            sequences = _room_of_kv_cache(config, shape, bundle.capacity) // _sequence_bytes(config, shape, algebra)
             wanted = min(config.rollout.max_running_sequences, algebra.rows_per_engine)
-            if sequences < wanted:
+            if 0 < sequences < wanted:
                 remarks.append(
                     f"{where}: rollout.gpu_memory_fraction {config.rollout.gpu_memory_fraction:g} leaves room for "
                     f"{sequences} whole sequences and up to {wanted} run at once; vLLM then pre-empts some"
                 )
     return remarks
+
+
+def _engine_refusals(
+    config: RunConfig, shape: ModelShape, bundles: Sequence[BundleMemory], algebra: BatchAlgebra
+) -> list[str]:
+    """vLLM starts only where its KV cache holds the longest sequence."""
+    rollout = config.rollout
+    if rollout.engine != "vllm" or rollout.num_gpu_blocks_override is not None:
+        return []
+    needed = _sequence_bytes(config, shape, algebra)
+    longest = f"one sequence of {rollout.max_model_length or algebra.longest} tokens takes {needed} bytes"
+    refusals: list[str] = []
+    for bundle in bundles:
+        if "rollout" not in bundle.duties:
+            continue
+        if config.pools[bundle.pool].accelerator == "none":
+            cache = rollout.kv_cache_bytes or DEFAULT_CPU_KV_CACHE
+            if cache < needed:
+                refusals.append(f"rollout.kv_cache_bytes is {cache}; {longest}; raise it, or shorten sequences")
+        elif bundle.capacity is not None and _room_of_kv_cache(config, shape, bundle.capacity) < needed:
+            refusals.append(
+                f"rollout.gpu_memory_fraction is {rollout.gpu_memory_fraction:g} of {gib(bundle.capacity)} in pool "
+                f"{bundle.pool}; {longest} beside the weights; raise it, shorten sequences, or use tensor_parallel"
+            )
+    return refusals
+
+
+def _sequence_bytes(config: RunConfig, shape: ModelShape, algebra: BatchAlgebra) -> int:
+    """KV cache of one sequence as long as they may get, on one rank of an engine."""
+    peers = placed(config, "rollout").tensor_parallel
+    tokens = config.rollout.max_model_length or algebra.longest
+    return tokens * kv_bytes_per_token(shape, config.rollout.dtype or config.model.dtype, peers)
+
+
+def _room_of_kv_cache(config: RunConfig, shape: ModelShape, capacity: int) -> int:
+    """What an engine's share of an accelerator has beside its weights."""
+    dtype, peers = config.rollout.dtype or config.model.dtype, placed(config, "rollout").tensor_parallel
+    weights = -(-shape.num_parameters * DTYPE_BYTES[dtype] // peers)
+    return max(0, int(capacity * config.rollout.gpu_memory_fraction) - weights)

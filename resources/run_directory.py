@@ -67,8 +67,7 @@ class RunDirectory:
     def create(cls, runs: Path, name: str) -> "RunDirectory":
         """A new folder RUNS/NAME, locked by this process.
 
-
-        Raises RunDirectoryError when it exists, OSError when the disk says no.
+        Raises RunDirectoryError when it exists or must not be made there, OSError when the disk says no.
         """
         path = runs / name
         try:
@@ -76,6 +75,10 @@ class RunDirectory:
         except FileExistsError as error:
             raise RunDirectoryError(
                 f"{path} exists; resume it (callsheet resume {path}), or give the new run another name (--set name=...)"
+            ) from error
+        except (NotADirectoryError, PermissionError) as error:
+            raise RunDirectoryError(
+                f"{path} cannot be made: {error.strerror}; choose another folder (--set run_dir=...)"
             ) from error
         run = cls(path)
         for folder in (run.samples, run.logs):
@@ -86,7 +89,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """An existing run. Raises RunDirectoryError when there is none."""
-        if not (path / "config.yaml").is_file():
+        if not is_run_folder(path):
             raise RunDirectoryError(f"{path} is no run folder: it has no config.yaml")
         return cls(path)
 
@@ -141,6 +144,11 @@ class RunDirectory:
         aside = path.with_suffix(".tmp")
         aside.write_text("".join(line + "\n" for line in kept))
         os.replace(aside, path)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run lies at `path`; a name too long for a folder is none."""
+    return os.path.isfile(path / "config.yaml")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -197,4 +197,4 @@ def _write(folder: Path, iteration: int, records: list[dict[str, Any]]) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return folder.iterdir() if folder.is_dir() else iter(())
+    return folder.iterdir() if os.path.isdir(folder) else iter(())

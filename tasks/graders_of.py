@@ -1,12 +1,16 @@
 """From the configuration to the graders that reward workers run: plain values, functions by import path."""
 
+import inspect
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any, TypeVar
 
+from configs.problems import UNSAID, ConfigError, Problem
 from configs.reward import GraderConfig, JudgeConfig
 from configs.run import RunConfig
 from resources.code_grader import CodeSettings
@@ -14,6 +18,7 @@ from resources.graders import Grader, Secret
 from resources.judge import HttpSettings, JudgeSettings
 from resources.sandbox import SandboxLimits
 from tasks.rewards.code import plan_runs, score_outputs
+from tasks.rewards.length import overlong_penalty
 from tasks.rewards.table import GRADERS
 
 S = TypeVar("S", HttpSettings, JudgeSettings)
@@ -43,6 +48,22 @@ def build_graders(config: RunConfig, secrets: Mapping[str, str] | None = None) -
     for a key that is not there.
     """
     return tuple(build_grader(config, grader, secrets) for grader in config.reward.graders)
+
+
+def check_graders(config: RunConfig) -> None:
+    """Raises ConfigError with every option that is not one and every key that is not there, before anything starts.
+
+    What a Secret block of Prefect holds is asked for later, where a server is sure to be.
+    """
+    problems: list[Problem] = []
+    for number, grader in enumerate(config.reward.graders):
+        block = grader.judge.api_key_block if grader.judge is not None else None
+        try:
+            build_grader(config, grader, {block: ""} if block is not None else None)
+        except (TypeError, ValueError) as error:
+            problems.append(Problem(f"reward.graders.{number}", UNSAID, str(error)))
+    if problems:
+        raise ConfigError(config.name, problems)
 
 
 def build_grader(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, str] | None = None) -> Grader:
@@ -114,6 +135,9 @@ def _code(grader: GraderConfig) -> CodeSettings:
     unknown = sorted(set(options) - known)
     if unknown:
         raise ValueError(f"code grader {grader.name!r} has no option {unknown[0]!r}; it takes partial, {sorted(known)}")
+    for option, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"code grader {grader.name!r} has {option} {value!r}; a limit is a number above 0")
     options.setdefault("wall_seconds", min(SandboxLimits.wall_seconds, grader.timeout_seconds))
     return CodeSettings(
         plan=plan_runs,
@@ -130,6 +154,12 @@ def _from_options(grader: GraderConfig, settings: type[S], **fields: Any) -> S:
     unknown = sorted(set(grader.options) - known)
     if unknown:
         raise ValueError(f"{grader.kind} grader {grader.name!r} has no option {unknown[0]!r}; it takes {sorted(known)}")
+    for option, value in grader.options.items():
+        least = {"max_concurrency": 1, "low": -math.inf, "high": -math.inf}.get(option, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            raise ValueError(
+                f"{grader.kind} grader {grader.name!r} has {option} {value!r}; it is a number from {least} on"
+            )
     return settings(**fields, **grader.options)
 
 
@@ -137,6 +167,7 @@ def _rule(config: RunConfig, grader: GraderConfig) -> dict[str, Any]:
     if grader.function not in GRADERS:
         raise ValueError(f"grader {grader.name!r} names rule {grader.function!r}; the rules are {sorted(GRADERS)}")
     options = dict(grader.options)
+    _check_options(grader.name, GRADERS[grader.function], options)
     special = _IN_PROCESS.get(grader.function)
     if special is not None:
         limit = options.pop(special.limit_option, grader.timeout_seconds)
@@ -158,5 +189,23 @@ def _rule(config: RunConfig, grader: GraderConfig) -> dict[str, Any]:
             f"grader {grader.name!r} reads the score of an environment, and there is none; set "
             "rollout.tools.environment, or rollout.servers.agent"
         )
+    if grader.function == "overlong_penalty":
+        overlong_penalty("", "", "", {"response_length": 0}, **options)  # raises ValueError for sizes that do not fit
     found = GRADERS[grader.function]
     return {"function": f"{found.__module__}:{found.__qualname__}", "options": options}
+
+
+def _check_options(name: str, rule: Callable[..., object], options: Mapping[str, object]) -> None:
+    """A rule that raises for every response would leave every row out, one by one."""
+    parameters = inspect.signature(rule).parameters.values()
+    known = sorted(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(f"grader {name!r} has no option {unknown[0]!r}; it takes {known}")
+    if "pattern" in options:
+        try:
+            re.compile(str(options["pattern"]))
+        except re.error as error:
+            raise ValueError(
+                f"grader {name!r} has pattern {options['pattern']!r}, which is no regular expression: {error}"
+            ) from None

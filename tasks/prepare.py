@@ -20,6 +20,7 @@ from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes, quick_retries
+from tasks.graders_of import check_graders
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
@@ -37,6 +38,8 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     left = _folder_to_resume(config, resume)
     if left is None:
         check_start(config)
+    else:
+        check_graders(config)  # a key may be gone since
     if config.teachers:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 

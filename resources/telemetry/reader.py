@@ -4,6 +4,7 @@ Tolerates a cut or garbled line, a run that stopped half-way, records of an olde
 of an iteration. Times come out on the controller's clock.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,8 +46,8 @@ class SpanReader:
 
     def iterations(self) -> Iterator[IterationRecord]:
         """Iterations in the order in which they ended. Raises FileNotFoundError if there is no spans file."""
-        path = self.path / SPANS_FILE if self.path.is_dir() else self.path
-        if not path.is_file():
+        path = self.path / SPANS_FILE if os.path.isdir(self.path) else self.path
+        if not os.path.isfile(path):
             raise FileNotFoundError(f"{path} does not exist; `telemetry.enabled: true` writes it while a run goes on")
         offsets: dict[str, float] = {}
         open_iterations: dict[tuple[int, int], list[TaskSpan]] = {}

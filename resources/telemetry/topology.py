@@ -8,6 +8,8 @@ from resources.telemetry.profile import RunProfile
 STYLES = ("fused", "shared", "split")
 MOST_ROWS = 1_000_000
 """Responses of one iteration that a what-if draws the lengths of, a second or so."""
+MOST_ASYNC_DEPTH = 1000
+"""Iterations ahead that a what-if simulates; beyond a few nothing changes."""
 CPU_ROLES = frozenset({"reward", "advantage", "env"})
 """Roles that use no accelerator, whatever their pool; a reward *model* is named in `accelerated_rewards`."""
 
@@ -54,8 +56,8 @@ class Topology:
             raise ValueError(f"max_running_sequences is {self.max_running_sequences}; it is at least 1")
         if self.cores < 0:
             raise ValueError(f"cores is {self.cores:g}; it is 0 (plenty) or more")
-        if self.async_depth < 0:
-            raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) or more")
+        if not 0 <= self.async_depth <= MOST_ASYNC_DEPTH:
+            raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) to {MOST_ASYNC_DEPTH}")
         wrong = sorted({style for style in self.colocate.values() if style not in STYLES})
         if wrong:
             raise ValueError(f"colocate has {wrong}; a role is {', '.join(STYLES)}")

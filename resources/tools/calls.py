@@ -19,6 +19,7 @@ CLOSING: dict[Notation, str] = {"json": "</tool_call>", "inline": "]"}
 _JSON = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _INLINE = re.compile(r"\[(\w+)\((.*?)\)\]", re.DOTALL)
 _BROKEN_INLINE = re.compile(r"\[(\w*)[^\[\]]*\]")
+_TOO_MUCH = "{} is nested too deep, or holds a number of too many digits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,8 @@ def _json_call(body: str) -> ToolCall:
         parsed = json.loads(body)
     except json.JSONDecodeError as error:
         return ToolCall(name="", problem=f"the tool call is not JSON: {error.msg} at character {error.pos}")
-    except RecursionError:
-        return ToolCall(name="", problem="the tool call is nested too deep")
+    except (RecursionError, ValueError):
+        return ToolCall(name="", problem=_TOO_MUCH.format("the tool call"))
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return ToolCall(name="", problem='a tool call is {"name": ..., "arguments": {...}}')
     arguments = parsed.get("arguments", {})
@@ -60,6 +61,8 @@ def _json_call(body: str) -> ToolCall:
             arguments = json.loads(arguments)
         except json.JSONDecodeError as error:
             return ToolCall(name=parsed["name"], problem=f"arguments are not JSON: {error.msg}")
+        except (RecursionError, ValueError):
+            return ToolCall(name=parsed["name"], problem=_TOO_MUCH.format("the text of arguments"))
     if not isinstance(arguments, dict):
         return ToolCall(name=parsed["name"], problem=f"arguments are {arguments!r:.40}; give an object")
     return ToolCall(name=parsed["name"], arguments=arguments)

@@ -69,9 +69,10 @@ class Tool:
             return f"error: {problem}", False
         try:
             result = self.function(**arguments)
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises, the model reads it and the episode goes on
-            return f"error: {type(error).__name__}: {error}", False
-        return result if isinstance(result, str) else _as_text(result), True
+            text = result if isinstance(result, str) else _as_text(result)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises, the model reads it and goes on
+            return _as_utf8(f"error: {type(error).__name__}: {error}"), False
+        return _as_utf8(text), True
 
     def _problem(self, arguments: Mapping[str, Any]) -> str | None:
         missing = [name for name in self.required if name not in arguments]
@@ -166,3 +167,8 @@ def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 def _as_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _as_utf8(text: str) -> str:
+    """Half of a surrogate pair is no character that a tokenizer takes; a question mark stands in for it."""
+    return text.encode(errors="replace").decode()

@@ -13,6 +13,8 @@ from typing import Any
 
 _FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("python", "py", "python3", "")
+_LARGEST_FLOAT = 2**1023
+"""Numbers from here on are compared as they are: a whole one may have no float."""
 _RELATIVE_TOLERANCE = 1e-6
 """For float values of calls; everything else is compared exactly."""
 
@@ -122,15 +124,18 @@ def score_outputs(answer: Any, extra: Mapping[str, Any], outputs: Sequence[Outpu
 
 
 def is_same(value: Any, expected: Any) -> bool:
-    """Equal as JSON, floats within a millionth; True is not 1.
+    """Equal as JSON, within a millionth where either is a float; True is not 1.
 
-    >>> is_same([0.1 + 0.2, "a"], [0.3, "a"]), is_same(True, 1)
-    (True, False)
+    >>> is_same([0.1 + 0.2, "a"], [0.3, "a"]), is_same(True, 1), is_same(1_000_001, 1_000_000)
+    (True, False, False)
     """
     if isinstance(expected, bool) or isinstance(value, bool):
         return value is expected
     if isinstance(expected, int | float) and isinstance(value, int | float):
-        return value == expected or math.isclose(value, expected, rel_tol=_RELATIVE_TOLERANCE)
+        is_whole = isinstance(value, int) and isinstance(expected, int)
+        if is_whole or max(abs(value), abs(expected)) >= _LARGEST_FLOAT:
+            return value == expected
+        return math.isclose(value, expected, rel_tol=_RELATIVE_TOLERANCE)
     if isinstance(expected, list) and isinstance(value, list):
         return len(value) == len(expected) and all(is_same(*pair) for pair in zip(value, expected, strict=True))
     if isinstance(expected, dict) and isinstance(value, dict):

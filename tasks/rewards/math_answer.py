@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.rewards.boxed import last_boxed
 from tasks.rewards.grader_pool import GraderPool
+from tasks.rewards.number_parsing import THIN_SEPARATOR
 from tasks.rewards.score import Score
 
 _RELATIVE_TOLERANCE = 1e-6
@@ -60,6 +61,7 @@ def _parse(text: str, *, is_expression: bool) -> list[Any]:
 
     boxed = last_boxed(text)
     text = re.sub(r"\\\$", "", text if boxed is None else boxed)  # an escaped dollar is currency
+    text = THIN_SEPARATOR.sub("", text)
     text = re.sub(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
     has_marks = any(mark in text for mark in ("$", "\\(", "\\["))
     if boxed is not None or (not has_marks and (is_expression or "\\" in text or _is_bare(text))):

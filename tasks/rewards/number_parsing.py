@@ -4,6 +4,7 @@
 """
 
 import re
+import unicodedata
 from fractions import Fraction
 
 _MAX_CHARACTERS = 1000
@@ -17,7 +18,7 @@ _NUMBER = re.compile(
     rf"""(?:(?P<sign>[+-])\s?)?(?:[$€£¥]\s?)?(?P<inner_sign>[+-]?)
     (?:(?P<whole>\d+)(?:\s*(?=\\frac)|\s+(?=\d+/\d)))?                      # of a mixed number
     (?:\\frac\s*(?P<top>{_ARGUMENT})\s*(?P<bottom>{_ARGUMENT})
-      |(?P<over>{_DECIMAL})\s?/\s?(?P<under>{_DECIMAL})
+      |(?P<over>{_DECIMAL})\s?/\s?(?P<under>-?{_DECIMAL})
       |(?P<decimal>{_DECIMAL})(?:\s*{_TIMES}\s*10\s*\^\s*(?P<power>{_EXPONENT}))?
     )""",
     re.VERBOSE,
@@ -30,6 +31,9 @@ _NOT_A_UNIT = re.compile(r"(?![mgshlLAVWNJKCF]$)[^\W\d_]$|pi\b|e\b|i\b")
 _WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _IGNORED = re.compile(r"\\left|\\right|\\[,;!: ]|\\[()\[\]]|\\?%|\^\s*\{?\s*\\circ\s*\}?|°")
 _MINUS_SIGNS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{NO-BREAK SPACE}": " ", "~": " "})
+THIN_SEPARATOR = re.compile(r"(?<=\d)(?:\\[,;:! ]|[\u00a0\u2007\u2009\u202f~])(?=\d{3}(?!\d))")
+"""Between the thousands of one number, `12\\,345`: a space that does not break."""
+_VULGAR_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _NAMED = re.compile(r"\s*(?:[^\W\d_]\w*\s*)?=\s*")
 _LIST = re.compile(r"\\?[\[({](.*?)\\?[\])}]", re.DOTALL)
 
@@ -88,6 +92,8 @@ def last_number(text: str) -> list[Fraction] | None:
 
 
 def _clean(text: str) -> str:
+    text = _VULGAR_FRACTION.sub(lambda found: " " + unicodedata.normalize("NFKC", found.group()), text)
+    text = THIN_SEPARATOR.sub("", text.replace("\N{FRACTION SLASH}", "/"))
     text = text.translate(_MINUS_SIGNS).replace("\\$", "$").replace("{,}", ",").replace(",\\!", ",").replace("{}", "")
     text = re.sub(r"\\[dtc]frac", r"\\frac", _WRAPPERS.sub(r" \1 ", text))
     return " ".join(_IGNORED.sub(" ", text).split())

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from tasks.rewards.score import Score
 
-THINK_THEN_ANSWER = r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*"
-"""One block of thought, one answer, and nothing else."""
+_NO_TAG = r"(?:(?!</?(?:think|answer)>).)*"
+THINK_THEN_ANSWER = rf"\s*<think>{_NO_TAG}</think>\s*<answer>{_NO_TAG}</answer>\s*"
+"""One block of thought, one answer, and nothing else: a second block inside either is one too many."""
 
 CUT = "length"
 """The finish reason of a response that ran into the length limit."""

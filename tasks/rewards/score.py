@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ def as_score(returned: object, grader: str) -> Score:
         return returned if returned.value is None else _checked(float(returned.value), grader, returned.reason)
     if returned is None:
         return Score(None, f"{grader} returned None")
+    if isinstance(returned, int) and abs(returned) > sys.float_info.max:
+        return Score(None, f"{grader} returned a number too large for a float")
     if isinstance(returned, numbers.Real | numpy.bool_):
         return _checked(float(returned), grader, "")
     raise TypeError(

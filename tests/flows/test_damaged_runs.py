@@ -149,6 +149,7 @@ def test_spans_with_a_time_that_is_none_are_left_out(word: str, run: Path, capsy
         ("rollout.max_running_sequences=0", "max_running_sequences is 0; it is at least 1"),
         ("rollout.max_running_sequences=-1", "it is at least 1"),
         ("cores=-2", "cores is -2"),
+        ("async_depth=1000000000", "async_depth is 1000000000; it is 0 (on-policy) to 1000"),
     ],
 )
 def test_a_what_if_that_cannot_be_simulated_is_refused(
@@ -169,3 +170,38 @@ def test_an_option_that_a_what_if_would_ignore_is_refused(
     options: tuple[str, ...], why: str, run: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert why in refusal(capsys, "whatif", run, *options)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("report",), ("whatif",), ("rollouts",), ("resume",), ("export", "model"), ("evaluate",), ("plan", "--run")],
+)
+def test_a_name_too_long_for_a_folder_is_refused(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    name, arguments = "a" * 300, list(command)
+    if command[0] == "plan":
+        arguments = ["plan", "quickstart", "--run", name]
+    else:
+        arguments.insert(1, name)
+    assert name in refusal(capsys, *arguments)
+
+
+def test_a_model_with_a_name_too_long_for_a_folder_is_refused(run: Path, capsys: pytest.CaptureFixture[str]):
+    unbuilt = ["--set", "model.build=null", "--set", "model.shape=null", "--set", f"model.path={'a' * 300}"]
+    assert "no local config.json" in refusal(capsys, "plan", "quickstart", *unbuilt)
+
+
+def test_a_checkpoint_without_the_actors_tensors_is_not_exported(run: Path, capsys: pytest.CaptureFixture[str]):
+    said = refusal(capsys, "export", run, run.parent / "model")
+    assert "the checkpoint of 10 iterations cannot be exported" in said
+    assert not (run.parent / "model").exists()
+
+
+def test_a_run_whose_model_is_gone_is_not_exported(run: Path, capsys: pytest.CaptureFixture[str]):
+    gone = ["model.build=null", "model.path=/no/such/model"]
+    (run / "config.yaml").write_text(write_plain_yaml(dump_config(load_config("quickstart", gone))))
+    assert "/no/such/model" in refusal(capsys, "export", run, run.parent / "model")
+
+
+def test_an_export_does_not_write_through_a_link(run: Path, capsys: pytest.CaptureFixture[str]):
+    (run.parent / "model").symlink_to(run.parent / "elsewhere")
+    assert "exists; name a folder that does not" in refusal(capsys, "export", run, run.parent / "model")

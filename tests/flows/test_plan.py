@@ -222,3 +222,35 @@ def test_the_sheet_shows_servers_environments_teachers_and_judges(capsys: pytest
     ):  # fmt: skip
         assert [place for name, where, place in ranks if (name, where) == (group, pool)] == bundles
     assert {"teacher", "reward"} <= set(sheet["memory"])  # the judge's model is the reward role's
+
+
+# Two layers, keys and values, 128 numbers of 4 bytes each: 2048 bytes a token. Prompt and response: 8 + 8 tokens.
+@pytest.mark.parametrize(("cache", "does_fit"), [("1", False), ("32767", False), ("32768", True), ("null", True)])
+def test_a_cache_that_holds_no_whole_sequence_is_refused(cache: str, does_fit: bool):
+    config = load_config("quickstart", [f"rollout.kv_cache_bytes={cache}"])
+    plan = build_plan(config, parse_nodes("(cpu=8,mem=64GiB)"))
+    assert plan.does_fit == does_fit
+    said = f"rollout.kv_cache_bytes is {cache}; one sequence of 16 tokens takes 32768 bytes; raise it"
+    assert any(said in refusal for refusal in plan.refusals) != does_fit
+
+
+def test_an_engine_that_reads_no_cache_is_not_asked_for_one():
+    scripted = ["rollout.engine=scripted", "rollout.scripted={}", "rollout.kv_cache_bytes=1"]
+    assert build_plan(load_config("quickstart", scripted), parse_nodes("(cpu=8,mem=64GiB)")).does_fit
+    given = ["rollout.num_gpu_blocks_override=16", "rollout.kv_cache_bytes=1"]
+    assert build_plan(load_config("quickstart", given), parse_nodes("(cpu=8,mem=64GiB)")).does_fit
+
+
+def test_an_accelerator_without_room_for_a_sequence_beside_the_weights_is_refused():
+    config = load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools", ["rollout.gpu_memory_fraction=0.01"])
+    plan = build_plan(config, parse_nodes("2x(gpu=8,cpu=96,mem=900GiB,type=H100)"))
+    (refusal,) = plan.refusals
+    assert refusal.startswith("rollout.gpu_memory_fraction is 0.01 of 80.00 GiB in pool ")
+    assert "raise it, shorten sequences, or use tensor_parallel" in refusal
+
+
+def test_peers_of_an_engine_share_weights_and_cache():
+    changes = ["rollout.gpu_memory_fraction=0.1", "roles.rollout.tensor_parallel=2"]
+    config = load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools", changes)
+    plan = build_plan(config, parse_nodes("2x(gpu=8,cpu=96,mem=900GiB,type=H100)"))
+    assert not any("leaves room for 124 whole" in remark for remark in plan.remarks), plan.remarks

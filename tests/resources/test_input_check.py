@@ -195,3 +195,10 @@ def test_an_environment_that_cannot_be_made_is_refused():
     options = "environment_options: {moves: 3}"
     [said] = refused(env, f"rollout.tools={{environment: 'tests.resources.environments_here:Countdown', {options}}}")
     assert "cannot be made with options {'moves': 3}" in said
+
+
+def test_a_folder_of_modules_that_is_not_there_is_told(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for absent in (tmp_path / "gone", tmp_path / "file"):
+        (said,) = refused(f"code.import_paths=['{absent}']")
+        assert said.startswith(f"code.import_paths.0 is '{absent}'; there is no such folder")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,7 +90,8 @@ def asked(body: dict[str, Any]) -> str:
 
 
 def sample(row_id: int, response: str) -> Sample:
-    record = json.dumps({"prompt": "Is it?", "answer": "yes", "source": "s"}).encode()
+    extra = {"weight": math.nan, "range": [0.0, math.inf], "note": "a\ud800"}
+    record = json.dumps({"prompt": "Is it?", "answer": "yes", "source": "s", "extra": extra}).encode()
     return read_sample(FinishedRow(row_id=row_id, group_id=row_id, record=record, response_ids=(1,)), response)
 
 
@@ -182,6 +184,30 @@ def test_a_reward_service_gets_the_sample_and_gives_a_number(serve: Callable[...
     service = serve(lambda body, attempt: (200, json.dumps({"score": len(body["response"])}), {}))
     assert grade(HttpSettings(url=service.url), ["four", "fives"]) == [4.0, 5.0]
     assert service.bodies[0]["prompt"] == "Is it?"
+
+
+def test_what_json_has_no_word_for_reaches_a_service_as_null_and_keeps_no_row_back(serve: Callable[..., Service]):
+    service = serve(lambda body, attempt: (200, json.dumps({"score": 1}), {}))
+    assert grade(HttpSettings(url=service.url), ["a\ud800"]) == [1.0]
+    about = service.bodies[0]["extra"]
+    assert (about["weight"], about["range"], about["note"]) == (None, [0.0, None], "a\ud800")
+    assert service.bodies[0]["response"] == "a\ud800"
+
+
+@pytest.mark.parametrize("text", ["a\ud800", "\udc00 and \x00"])
+def test_half_of_a_surrogate_pair_reaches_a_judge(serve: Callable[..., Service], text: str):
+    service = serve(lambda body, attempt: said("1"))
+    assert grade(judge(service.url), [text]) == [1.0]
+    assert asked(service.bodies[0]) == text
+
+
+@pytest.mark.parametrize(
+    "reply", ["[" * 100_000, '{"score": ' + "9" * 5000 + "}", '{"score": ' + "9" * 400 + "}", '{"score": NaN}']
+)
+def test_an_answer_that_is_no_number_of_ours_is_nonsense(serve: Callable[..., Service], reply: str):
+    service = serve(lambda body, attempt: (200, reply, {}))
+    [text] = grade(HttpSettings(url=service.url, max_retries=0), ["a"])
+    assert "nonsense" in str(text)
 
 
 def test_limits_spread_requests_over_time():

@@ -56,3 +56,15 @@ def test_a_config_json_that_tells_no_shape_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="it is not JSON"):
         shape_of("model", ModelConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("text", [b"[]", b"null", b"3", b"\xff\xfe", b"", b"[" * 100_000])
+def test_a_config_json_that_is_no_object_is_refused(tmp_path: Path, text: bytes):
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"it is not JSON that tells a shape .*repair it, or give model\.shape"):
+        shape_of("model", ModelConfig(path=str(tmp_path)))
+
+
+def test_a_tilde_is_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert shape_of("model", ModelConfig(path=f"~/{Path(folder(tmp_path).path or '').relative_to(tmp_path)}"))

@@ -52,3 +52,15 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path, monkeypatch: pyt
     assert count_gpus(tmp_path) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert count_gpus(tmp_path) == 0
+
+
+@pytest.mark.parametrize("text", ["0x(cpu=4)", "100000000x(cpu=4)", "9" * 5000 + "x(cpu=1)"])
+def test_a_group_has_as_many_nodes_as_a_cluster_can(text: str):
+    with pytest.raises(ValueError, match="a group has 1 to 16384 nodes"):
+        parse_nodes(text)
+
+
+@pytest.mark.parametrize("text", ["(cpu=4,type=A,type=B)", "(cpu=4,vram=80GiB,vram=40GiB)", "(cpu=4,CPU=4)"])
+def test_a_word_that_stands_twice_in_a_group_is_refused(text: str):
+    with pytest.raises(ValueError, match="twice in one group"):
+        parse_nodes(text)

@@ -61,3 +61,15 @@ def test_lines_of_an_open_iteration_are_cut(run_dir: Path):
         run.append(run.spans, {"iteration": iteration})
     run.cut_after(run.spans, 2)
     assert [line["iteration"] for line in read_lines(run.spans)] == [0, 1]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match=r"demo cannot be made: Not a directory; choose another folder"):
+        RunDirectory.create(tmp_path / "file" / "runs", "demo")
+
+
+@pytest.mark.parametrize("text", ["3\n", "[1]\n", "null\n", '{"iteration": 1', "\udcff\n"])
+def test_lines_are_read_up_to_the_first_that_is_no_object(tmp_path: Path, text: str):
+    (tmp_path / "lines").write_bytes(('{"iteration": 0}\n' + text).encode(errors="surrogateescape"))
+    assert list(read_lines(tmp_path / "lines")) == [{"iteration": 0}]

@@ -157,3 +157,46 @@ def test_a_turn_full_of_calls_gets_some_made_and_the_others_refused() -> None:
     answer = ToolResponder(TOOLS, "inline", 5.0).respond([turn("[calculate(1+1)]" * (MAX_CALLS + 2))])[0]
     assert answer.texts[:MAX_CALLS] == ("2",) * MAX_CALLS
     assert answer.texts[MAX_CALLS:] == ("error: only 8 calls a turn are made",) * 2
+
+
+def answer(how: str) -> object:
+    """Answer in a way that a tool should not.
+
+    Args:
+        how: which.
+    """
+    if how == "exit":
+        raise SystemExit(3)
+    ring: list[object] = []
+    ring.append(ring)
+    return {"ring": ring, "half": "a\ud800b", "inside": {"text": "\udc00"}, "deep": RecursionError("deep")}[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "is_result"),
+    [
+        ("exit", "error: SystemExit: 3", False),
+        ("ring", "error: ValueError: Circular reference detected", False),
+        ("half", "a?b", True),
+        ("inside", '{"text": "?"}', True),
+        ("nothing", "error: KeyError: 'nothing'", False),
+    ],
+)
+def test_whatever_a_tool_does_the_model_gets_a_text(how: str, text: str, is_result: bool) -> None:
+    assert describe_tool(answer).call({"how": how}) == (text, is_result)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "double", "arguments": {"x": ' + "9" * 5000 + "}}",
+        '{"name": "double", "arguments": "' + "9" * 5000 + '"}',
+        '{"name": "double", "arguments": "' + "[" * 5000 + '"}',
+        "[" * 5000,
+        '{"a":' * 5000,
+    ],
+)
+def test_a_call_that_python_cannot_read_is_told_as_such(body: str) -> None:
+    (call,) = find_calls(f"<tool_call>{body}</tool_call>", "json", {})
+    assert call.problem is not None
+    assert "is nested too deep, or holds a number of too many digits" in make_call(call, {})[0]

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from configs.reward import GraderConfig, JudgeConfig
+from configs.load import load_config
+from configs.problems import ConfigError
+from configs.reward import RULES, GraderConfig, JudgeConfig
 from configs.run import RunConfig
 from resources.code_grader import CodeSettings
 from resources.graders import Grader
 from resources.judge import HttpSettings, JudgeSettings
-from tasks.graders_of import build_graders
+from tasks.graders_of import build_graders, check_graders
+from tasks.rewards.table import GRADERS
 
 KEY = "sk-very-secret"
 
@@ -102,3 +105,49 @@ def test_services_and_code_take_their_options_and_refuse_others():
     )
     with pytest.raises(ValueError, match="code grader 'g' has no option 'network'"):
         build(kind="sandbox", options={"network": True})
+
+
+def checked(*graders: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_graders(load_config("quickstart", [f"reward.graders=[{', '.join(graders)}]"]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("grader", "said"),
+    [
+        ("function: exact_answer, options: {ignore_cas: true}", "no option 'ignore_cas'; it takes ['ignore_case']"),
+        ("function: numeric_answer, options: {tolerance: 1}", "no option 'tolerance'; it takes []"),
+        ("function: response_format, options: {pattern: '('}", "pattern '(', which is no regular expression"),
+        ("function: overlong_penalty, options: {max_length: 3, buffer: 9}", "over-long buffer is 9 and max_length 3"),
+        (
+            "function: overlong_penalty, options: {max_length: 3}",
+            "has no option buffer, without which the penalty is always 0",
+        ),
+        ("kind: sandbox, options: {wall_second: 1}", "no option 'wall_second'"),
+        ("kind: sandbox, options: {wall_seconds: 0}", "wall_seconds 0; a limit is a number above 0"),
+        ("kind: sandbox, options: {memory_bytes: -1}", "memory_bytes -1; a limit is a number above 0"),
+        ("kind: sandbox, options: {processes: '3'}", "processes '3'; a limit is a number above 0"),
+        ("kind: http, url: 'http://h', options: {max_concurrency: 0}", "max_concurrency 0; it is a number from 1 on"),
+        ("kind: http, url: 'http://h', options: {first_pause_seconds: -1}", "it is a number from 0 on"),
+        ("kind: judge, judge: {base_url: 'http://h', api_key_env: NO_SUCH_KEY_HERE}", "NO_SUCH_KEY_HERE, which is not"),
+    ],
+)
+def test_what_a_grader_would_raise_for_each_response_is_told_before_the_start(grader: str, said: str):
+    told = checked("{name: good, function: exact_answer}", f"{{name: g, {grader}}}")
+    assert told.startswith("quickstart: 1 problem\n  reward.graders.1: ")
+    assert said in told
+
+
+def test_every_grader_that_cannot_be_built_is_told():
+    wrong = "{name: %s, function: exact_answer, options: {no_such: 1}}"
+    assert checked(wrong % "a", wrong % "b").startswith("quickstart: 2 problems\n")
+
+
+def test_a_key_in_a_block_is_not_asked_for_before_the_start():
+    judge = "{name: g, kind: judge, judge: {base_url: 'http://h/v1', api_key_block: no-such-block}}"
+    check_graders(load_config("quickstart", [f"reward.graders=[{judge}]"]))
+
+
+def test_the_config_knows_every_rule_and_no_other():
+    assert set(RULES) == set(GRADERS)

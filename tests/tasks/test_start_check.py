@@ -33,10 +33,13 @@ def test_a_run_that_can_start_is_not_refused():
     ("given", "said"),
     [
         ({"function": "exact"}, "reward.graders.0: grader 'g' names rule 'exact'; the rules are ['env"),
-        ({"function": "numeric_answer", "options": "{unit: 3}"}, "numeric_answer takes no option 'unit'; it takes ["),
+        ({"function": "numeric_answer", "options": "{unit: 3}"}, "grader 'g' has no option 'unit'; it takes []"),
         ({"function": "overlong_penalty", "options": "{buffer: 9}"}, "buffer is 9 and max_length 8; it must lie in"),
         ({"function": "response_format", "options": "{pattern: '(open'}"}, "missing ), unterminated subpattern"),
-        ({"function": "exact_answer", "is_group_wise": "true"}, "it gets 'response' with is_group_wise: false"),
+        (
+            {"function": "exact_answer", "is_group_wise": "true"},
+            "grader 'g' is group-wise, and rules see one response at a time; remove it",
+        ),
         ({"kind": "sandbox", "options": "{network: true}"}, "code grader 'g' has no option 'network'"),
     ],
 )
@@ -80,11 +83,11 @@ def test_hooks_prompts_and_graders_are_told_together():
     found = refused(
         f"algorithm.advantage='{HERE}:demanding'",
         "algorithm.loss='math:nothing'",
-        grader(function="exact"),
+        grader(kind="python", function="'math:nothing'"),
         "validation.num_prompts=257",
     )
     assert [said.split()[0] for said in found] == [
-        "validation.num_prompts", "reward.graders.0:", "algorithm:", "algorithm:",
+        "validation.num_prompts", "reward.graders.0.function", "algorithm:", "algorithm:",
     ]  # fmt: skip
     assert "algorithm.advantage is 'tests.tasks.hooks_here:demanding'" in found[2]
     assert "algorithm.loss is 'math:nothing'; 'math' has no function or class 'nothing'" in found[3]

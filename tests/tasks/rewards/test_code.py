@@ -85,3 +85,24 @@ DIFFERENT = [(True, 1), ("1", 1), ({"a": 1}, {"a": 1, "b": 2}), (1, 2), ([1], [1
 def test_values_are_the_same_only_as_json():
     assert [pair for pair in SAME if not is_same(*pair)] == []
     assert [pair for pair in DIFFERENT if is_same(*pair)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "is_equal"),
+    [
+        (1_000_001, 1_000_000, False),
+        (10**18 + 1, 10**18, False),
+        (2.9999999996, 3, True),
+        (3, 3.0000000004, True),
+        (2.9, 3, False),
+        (10**400, 10**400, True),
+        (10**400, 1.0, False),
+        (1.0, 10**400, False),
+        (float("inf"), 10**400, False),
+        (float("nan"), float("nan"), False),
+        (float("inf"), float("inf"), True),
+        ([1_000_001], [1_000_000], False),
+    ],
+)
+def test_whole_numbers_are_compared_exactly_and_floats_within_a_millionth(value: Any, expected: Any, is_equal: bool):
+    assert is_same(value, expected) == is_equal

@@ -64,6 +64,13 @@ def test_a_truncated_response_is_no_format_error_and_a_finished_one_keeps_its_re
         "<think>a</think><answer>4</answer> and more",
         "<think>a</think><answer>4</answer><answer>5</answer>",
         "<think>a<think>b</think><answer>4</answer>",
+        "<think>a<think>b</think></think><answer>4</answer>",
+        "<think>a<answer>4</answer></think><answer>5</answer>",
+        "<think>a</think><answer><think>b</think>4</answer>",
+        "<think>a</think><answer><answer>4</answer></answer>",
+        "<think>a</answer></think><answer>4</answer>",
+        "<think>a</think><answer>4</think></answer>",
+        "<answer>4</answer><think>a</think>",
         "x <think>a</think><answer>4</answer>",
     ],
 )
@@ -99,6 +106,8 @@ def test_reasoning_gym_scores_with_its_own_verifier() -> None:
         (None, Score(None, "g returned None")),
         (math.nan, Score(None, "g returned nan")),
         (math.inf, Score(None, "g returned inf")),
+        (10**400, Score(None, "g returned a number too large for a float")),
+        (-(10**400), Score(None, "g returned a number too large for a float")),
         (Score(math.nan), Score(None, "g returned nan")),
     ],
 )

@@ -179,3 +179,32 @@ def test_long_hostile_text_is_no_number(piece: str) -> None:
     """Quadratic matching would show as a test that does not end."""
     numbers = extract_numbers(piece * 20_000)
     assert numbers is None or all(abs(number) < 10**1000 for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"\boxed{1\,234}", "1234"),
+        (r"\boxed{12\;345\;678}", "12345678"),
+        ("it is 1\u202f234.", "1234"),
+        ("it is 1\u00a0234 apples", "1234"),
+        ("12\u2009345.5", "12345.5"),
+        (r"it is 12\,km", "12"),
+        ("call 555\u00a01234", "1234"),
+    ],
+)
+def test_a_thin_space_stands_between_thousands_and_nowhere_else(response: str, answer: str) -> None:
+    assert grade(response, answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [("½", "1/2"), ("-2½", "-2.5"), ("it is ⅔ of it", "2/3"), ("1⁄2", "0.5"), ("1/-2", "-0.5"), ("-1/-2", "0.5")],
+)
+def test_a_fraction_counts_however_it_is_written(response: str, answer: str) -> None:
+    assert grade(response, answer) == 1.0
+
+
+def test_a_raised_digit_is_no_number_of_its_own() -> None:
+    assert grade("3²", "32") == 0.0
+    assert grade("²", "2") == 0.0
