@@ -7,7 +7,8 @@ from resources.dispatch import Dispatch, dispatch
 from resources.store import BatchHandle
 from tasks.collect import collect
 from tasks.host import host
-from tasks.step import Step, StepFuture, StepResult, step
+from tasks.runner import StepFuture
+from tasks.step import Step, StepResult, step
 
 ROLE_POOLS = {
     "rollout": "sampling",

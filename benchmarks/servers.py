@@ -26,20 +26,23 @@ from resources.worker_group import WorkerGroup, WorkerSpec, start_group
 
 TARGET_RATIO = 0.95
 PAIRS = 5
-REQUESTS = 128
-TOKENS = 48
+REQUESTS, SLOTS = 512, 128
+"""Four waves, so that a pair lasts seconds and not its first and last call."""
+UPDATE_AFTER_SECONDS = 0.3
+MIN_TOKENS, MAX_TOKENS = 24, 72
+"""Responses of many lengths, so that one ends in nearly every step, as they do in a rollout."""
 SHAPE = ModelShape(num_layers=2, hidden_size=128, intermediate_size=512, num_heads=4, vocab_size=128, max_positions=128)
 SAMPLING = Sampling()
 
 
-def requests(first: int, count: int = REQUESTS, tokens: int = TOKENS) -> list[GenerationRequest]:
-    """Prompts of 16 tokens that share nothing; responses of exactly `tokens`."""
+def requests(first: int, count: int = REQUESTS) -> list[GenerationRequest]:
+    """Prompts of 16 tokens that share nothing; responses of exactly `max_tokens`, 48 on average."""
     return [
         GenerationRequest(
             row_id=first + n,
             prompt_ids=tuple(4 + (7 * n + 13 * k + first) % 90 for k in range(16)),
             seed=first + n,
-            max_tokens=tokens,
+            max_tokens=MIN_TOKENS + 7 * n % (MAX_TOKENS - MIN_TOKENS + 1),
         )
         for n in range(count)
     ]
@@ -49,7 +52,7 @@ def start_engine(cluster: Cluster) -> WorkerGroup:
     """One vLLM engine in a worker process of its own."""
     data = DataConfig(sources=(SourceConfig(name="s", kind="sorting", size=600),), prompts_per_iteration=8)
     rollout = RolloutConfig(
-        max_running_sequences=REQUESTS, max_model_length=128, kv_cache_bytes=64 * 2**20,
+        max_running_sequences=SLOTS, max_model_length=128, kv_cache_bytes=64 * 2**20,
         servers=ServersConfig(enabled=True), enable_prefix_caching=False,
     )  # fmt: skip
     model = ModelConfig(build="tiny", shape=SHAPE)
@@ -88,15 +91,15 @@ def update_under_load(group: WorkerGroup, servers: RolloutServers) -> tuple[int,
     """(requests lost or wrong, requests that span both versions, seconds without sampling) of an update on the way."""
     asked = requests(5 * 10**6)
     futures = [servers.submit(request, SAMPLING) for request in asked]
-    time.sleep(0.5)
+    time.sleep(UPDATE_AFTER_SECONDS)
     began = time.monotonic()
     with servers.paused():
         group.call("new_version", 1)
     stopped = time.monotonic() - began
     answers = [future.result(timeout=300) for future in futures]
     bad = sum(
-        len(a.token_ids) != TOKENS or len(a.versions) != TOKENS or list(a.versions) != sorted(a.versions)
-        for a in answers
+        len(a.token_ids) != r.max_tokens or len(a.versions) != r.max_tokens or list(a.versions) != sorted(a.versions)
+        for r, a in zip(asked, answers, strict=True)
     )
     return bad, sum(len(set(a.versions)) == 2 for a in answers), stopped
 

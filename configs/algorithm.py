@@ -4,7 +4,15 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from configs.algorithm_defaults import DEFAULTS, Aggregation, AlgorithmName, KlEstimator, KlPlace, ResolvedAlgorithm
+from configs.algorithm_defaults import (
+    DEFAULTS,
+    READERS,
+    Aggregation,
+    AlgorithmName,
+    KlEstimator,
+    KlPlace,
+    ResolvedAlgorithm,
+)
 from configs.base import Config, Count, Fraction
 
 T = TypeVar("T")
@@ -37,9 +45,9 @@ class CorrectionConfig(Config):
     ] | None = None  # fmt: skip
     """None: `token-truncate` where rollouts run ahead of the update (async_depth), else off."""
     lower: Annotated[float, Field(ge=0.0)] = 0.0
-    """Smallest weight kept (icepop) or smallest statistic kept (reject)."""
+    """Smallest weight (truncate), smallest weight kept (icepop), smallest exp(mean d) of a row kept (reject-k1)."""
     upper: Annotated[float, Field(gt=0.0)] = 2.0
-    """Largest weight (truncate, icepop) or largest statistic kept (reject)."""
+    """Largest weight (truncate), or largest weight or statistic kept (icepop, reject)."""
     max_staleness: Annotated[int, Field(ge=0)] | None = None
     """Rows sampled more policy versions than this before the update are left out of it; none when left out."""
 
@@ -106,7 +114,7 @@ class AlgorithmConfig(Config):
     changes nothing: one optimizer step an iteration, whose own forward pass has the same numbers, and no other reader.
     """
     target_kl: Annotated[float, Field(gt=0.0)] | None = None
-    """Stop the epochs of an iteration once the policy moved this far (approximate KL per token)."""
+    """Leave out the remaining steps of an iteration once the policy moved this far (approximate KL per token)."""
     critic_warmup_iterations: Annotated[int, Field(ge=0)] = 0
     """Iterations in which only the critic learns."""
     correction: CorrectionConfig = CorrectionConfig()
@@ -140,6 +148,17 @@ class AlgorithmConfig(Config):
     def is_group_relative(self) -> bool:
         """Baselines over siblings need at least two responses a prompt."""
         return self.name not in ("ppo", "decoupled_ppo", "reinforce_plus_plus", "remax", "distillation")
+
+    def unread(self) -> tuple[str, ...]:
+        """Knobs that were given and that neither the estimator nor the loss of `name` reads.
+
+        >>> AlgorithmConfig(name="gspo", clip_ratio_dual=3.0, clip_ratio_low=0.1).unread()
+        ('clip_ratio_dual',)
+        """
+        if self.advantage is not None or self.loss is not None:
+            return ()  # those may ask for any
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        return tuple(sorted(knob for knob, readers in READERS.items() if knob in given and self.name not in readers))
 
     def resolved(self) -> ResolvedAlgorithm:
         """Every knob decided: the user's value where there is one, else the vetted value of `name`."""

@@ -90,6 +90,32 @@ DEFAULTS: dict[AlgorithmName, AlgorithmDefaults] = {
 }
 
 
+_CRITICS: tuple[AlgorithmName, ...] = ("ppo", "decoupled_ppo")
+_CLIPPED_AS_PPO: tuple[AlgorithmName, ...] = (
+    *_CRITICS, "grpo", "dr_grpo", "dapo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo",
+    "pass_at_k",
+)  # fmt: skip
+_CLIPPED: tuple[AlgorithmName, ...] = (*_CLIPPED_AS_PPO, "gspo", "gmpo", "cispo", "clip_cov")
+READERS: dict[str, tuple[AlgorithmName, ...]] = {
+    "gamma": (*_CRITICS, "reinforce_plus_plus", "distillation"),
+    "gae_lambda": _CRITICS,
+    "value_clip": _CRITICS,
+    "scale_by_std": (
+        "grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "clip_cov", "kl_cov",
+        "reinforce_plus_plus_baseline",
+    ),
+    "clip_ratio_low": _CLIPPED,
+    "clip_ratio_high": _CLIPPED,
+    "clip_ratio_dual": _CLIPPED_AS_PPO,
+    "pass_k": ("pass_at_k",),
+    "covariance_fraction": ("clip_cov", "kl_cov"),
+    "covariance_kl_coef": ("kl_cov",),
+    "soft_temperature_positive": ("sapo",),
+    "soft_temperature_negative": ("sapo",),
+}  # fmt: skip
+"""Knob -> the algorithms whose estimator or loss reads it; a knob that is not here is read by all."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResolvedAlgorithm:
     """Every knob as a number or a name: what the tasks pass on to `tasks/algorithms`; nothing here is undecided."""

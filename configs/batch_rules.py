@@ -152,6 +152,36 @@ def critic_settings_act(config: "RunConfig") -> Iterator[Problem]:
     if config.critic.from_reward_model and config.critic.model is None:
         rule = "critic.model is not set, so there is no reward model to start from"
         yield Problem("critic.from_reward_model", True, rule, "give critic.model the reward model's path")
+    elif config.critic.from_reward_model and config.critic.model is not None and config.critic.model.path is None:
+        rule = "critic.model is built here, and has never seen a preference"
+        yield Problem("critic.from_reward_model", True, rule, "give critic.model the reward model's path")
+
+
+def target_kl_acts(config: "RunConfig") -> Iterator[Problem]:
+    """The policy is compared with itself before the first step, so there must be a second one to leave out."""
+    algorithm = config.algorithm
+    if algorithm.target_kl is not None and algorithm.num_ppo_epochs == algorithm.num_mini_batches == 1:
+        rule = "an iteration has one optimizer step, before which the policy has not moved"
+        yield Problem("algorithm.target_kl", algorithm.target_kl, rule, "leave it out, or take more mini-batches")
+
+
+def correction_acts(config: "RunConfig") -> Iterator[Problem]:
+    """A bound that the mode does not read, or a second weight on a loss that has its own."""
+    correction = config.algorithm.correction
+    if correction.mode in ("reject-k2", "reject-k3") and correction.lower > 0.0:
+        rule = f"{correction.mode} rejects what is above `upper`; a mean KL near 0 is what is wanted"
+        yield Problem("algorithm.correction.lower", correction.lower, rule, "set it to 0")
+    if config.algorithm.name == "decoupled_ppo" and correction.mode not in (None, "off"):
+        rule = "decoupled_ppo weighs its loss towards the policy that sampled, and would do so twice"
+        yield Problem("algorithm.correction.mode", correction.mode, rule, "set it to off, or use algorithm.name ppo")
+
+
+def prompts_can_be_solved(config: "RunConfig") -> Iterator[Problem]:
+    """The curriculum compares scores as they are trained on."""
+    clip, solved = config.reward.clip, config.data.solved_score
+    if config.data.curriculum == "skip_solved" and clip is not None and clip < solved and not config.reward.normalise:
+        rule = f"scores are clipped to reward.clip = {clip:g}, so that no prompt is ever solved"
+        yield Problem("data.solved_score", solved, rule, f"set it to {clip:g} or less, or raise reward.clip")
 
 
 def dynamic_sampling_has_groups(config: "RunConfig") -> Iterator[Problem]:
@@ -182,6 +212,9 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     overlong_penalty_acts,
     kl_settings_act,
     critic_settings_act,
+    target_kl_acts,
+    correction_acts,
+    prompts_can_be_solved,
     dynamic_sampling_has_groups,
     scoring_under_the_rollout_acts,
 )

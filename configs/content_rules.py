@@ -1,5 +1,6 @@
 """Rules about what is sampled, scored and taught: sources, graders, engines, teachers, staleness."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_METRIC_ROLES = ("validation", "reward", "rollout", "advantage", "actor", "critic", "teacher", "reward_model", "sft")
 _IMPORT_PATH = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
@@ -43,6 +45,45 @@ def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
     if config.validation.every and not config.validation.sources:
         rule = "validation.sources is empty"
         yield Problem("validation.every", config.validation.every, rule, "name held-out sources, or set it to 0")
+
+
+def held_out_rows_are_others(config: "RunConfig") -> Iterator[Problem]:
+    """A table that is both trained and validated on tells what was learnt by heart; other kinds hold a part back."""
+    for index, held_out in enumerate(config.validation.sources):
+        for number, source in enumerate(config.data.sources):
+            if held_out.kind != source.kind or source.kind not in ("json", "parquet", "hub"):
+                continue
+            is_split = source.kind != "hub" or (held_out.split, held_out.options) == (source.split, source.options)
+            if held_out.path == source.path and is_split:
+                rule = f"data.sources.{number} trains on these rows"
+                yield Problem(f"validation.sources.{index}.path", held_out.path, rule, "name another file or split")
+
+
+def best_checkpoint_is_measured(config: "RunConfig") -> Iterator[Problem]:
+    """The best checkpoint is one of those whose own iteration ended with the metric."""
+    name, validation, saves = config.checkpoint.keep_best, config.validation, config.checkpoint.every
+    if name is None:
+        return
+    path = "checkpoint.keep_best"
+    if not name.startswith("validation/"):
+        if name.partition("/")[0] not in _METRIC_ROLES:
+            rule = f"metrics are named after {', '.join(_METRIC_ROLES)}"
+            yield Problem(path, name, rule, "for example validation/sampled_accuracy")
+        return
+    kinds = ["sampled_accuracy", *(["accuracy"] if validation.greedy else [])]
+    if validation.samples_per_prompt > 1:
+        kinds += [f"{kind}_at_{validation.samples_per_prompt}" for kind in ("best", "majority")]
+    sources = [source.name for source in validation.sources]
+    prefixes = ["validation", *(f"validation/source/{source}" for source in sources if len(sources) > 1)]
+    known = [f"{prefix}/{kind}" for prefix in prefixes for kind in kinds]
+    if name.removesuffix("/low").removesuffix("/high") not in known:
+        yield Problem(path, name, "no validation of this run gives it", f"it gives {known}")
+    elif not (validation.every and saves) or math.lcm(validation.every, saves) >= config.iterations:
+        rule = (
+            f"validation.every is {validation.every} and checkpoint.every {saves}, so that no iteration before the "
+            f"last of {config.iterations} has both"
+        )
+        yield Problem(path, name, rule, "make checkpoint.every a multiple of validation.every")
 
 
 def secrets_are_named(config: "RunConfig") -> Iterator[Problem]:
@@ -98,9 +139,12 @@ def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
     for index, grader in enumerate(config.reward.graders):
         if grader.kind == "python":
             given[f"reward.graders.{index}.function"] = grader.function
-    for index, source in enumerate(config.data.sources):
-        if source.kind == "python":
-            given[f"data.sources.{index}.path"] = source.path
+    for section, sources in (("data", config.data.sources), ("validation", config.validation.sources)):
+        for index, source in enumerate(sources):
+            if source.kind == "python":
+                given[f"{section}.sources.{index}.path"] = source.path
+    if config.rollout.tools is not None:
+        given["rollout.tools.environment"] = config.rollout.tools.environment
     for index, function in enumerate(config.rollout.tools.functions if config.rollout.tools else ()):
         given[f"rollout.tools.functions.{index}"] = function
     for path, value in given.items():
@@ -137,6 +181,12 @@ def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
         yield Problem(
             "rollout.tools", "given", "it names neither functions nor an environment", "name one, or remove it"
         )
+    if rollout.offload and rollout.servers.enabled:
+        rule = "servers take requests at any time, so their engines stay where they are"
+        yield Problem("rollout.offload", True, rule, "set it to false, or disable rollout.servers")
+    if rollout.offload and config.pools[placed(config, "rollout").pool].accelerator == "none":
+        rule = "the engine works on CPUs, where there is no accelerator's memory to give back"
+        yield Problem("rollout.offload", True, rule, "set it to false")
     is_one_process = _actor_and_rollout_share_a_process(config)
     if rollout.weight_sync == "in_process" and not is_one_process:
         rule = "actor and rollout are processes of their own"
@@ -148,7 +198,7 @@ def engine_settings_act(config: "RunConfig") -> Iterator[Problem]:
         rule = f"model.build is {config.model.build!r}, whose character tokenizer has no chat template"
         yield Problem("data.chat_template", True, rule, "turn it off, or give model.tokenizer_path")
     if config.data.system_prompt is not None and not config.data.chat_template:
-        rule = "data.chat_template is false, and only a chat template has a place for it"
+        rule = "data.chat_template is false, and only a template has a place for it"
         yield Problem("data.system_prompt", config.data.system_prompt, rule, "set chat_template to true, or remove it")
 
 
@@ -274,6 +324,8 @@ def _actor_and_rollout_share_a_process(config: "RunConfig") -> bool:
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
     validation_has_prompts,
+    held_out_rows_are_others,
+    best_checkpoint_is_measured,
     secrets_are_named,
     addresses_are_whole,
     import_paths_are_whole,

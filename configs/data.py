@@ -1,5 +1,6 @@
 """Where prompts come from, and how they are rendered."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -72,10 +73,7 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "DataConfig":
-        names = [source.name for source in self.sources]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"sources are named {twice} more than once; every source needs a name of its own")
+        check_names(self.sources)
         return self
 
 
@@ -92,4 +90,18 @@ class ValidationConfig(Config):
     samples_per_prompt: Count = 1
     greedy: bool = True
     """Score the greedy response too."""
-    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    """Of the samples; below 0.01 vLLM raises it without a word. `greedy` is what 0 would mean."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "ValidationConfig":
+        check_names(self.sources)
+        return self
+
+
+def check_names(sources: Sequence[SourceConfig]) -> None:
+    """Raise ValueError for a name given twice: metrics and graders could not tell the two apart."""
+    names = [source.name for source in sources]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"sources are named {twice} more than once; every source needs a name of its own")

@@ -21,6 +21,9 @@ DEFAULTS = {
 }
 """Telemetry to outside is off; Ray's listeners are on all interfaces whatever they are told, so its token stays on."""
 
+PROXIED = ("http", "https", "all")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 PROTECTED_ENV_KEYS = frozenset(
     {
         "WORLD_SIZE",
@@ -62,3 +65,12 @@ def apply_defaults() -> None:
     """Set each default that the user has not set; call before importing ray, prefect, vllm or torch."""
     for key, value in DEFAULTS.items():
         os.environ.setdefault(key, value)
+    if any(os.environ.get(f"{scheme}_proxy".upper()) or os.environ.get(f"{scheme}_proxy") for scheme in PROXIED):
+        _keep_loopback_direct()
+
+
+def _keep_loopback_direct() -> None:
+    """Let no proxy stand between a run and its own servers; what the user excluded already stays excluded."""
+    for key in ("NO_PROXY", "no_proxy"):
+        kept = [host.strip() for host in os.environ.get(key, "").split(",") if host.strip()]
+        os.environ[key] = ",".join([*kept, *(host for host in LOOPBACK if host not in kept)])

@@ -99,6 +99,7 @@ class ModelConfig(Config):
     trust_remote_code: Literal[False] = False
     """Code shipped beside weights is never run; the key exists so that asking for it gets a clear answer."""
     attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
+    """Of what trains and scores. `flash_attention_2` needs the package flash-attn, an accelerator and bfloat16."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more compute for far less memory."""
     lora: LoraConfig | None = None
@@ -134,8 +135,8 @@ class OptimizerConfig(Config):
             )
         if self.schedule != "constant" and self.total_steps is not None and self.warmup_steps >= self.total_steps:
             raise ValueError(
-                f"warmup_steps is {self.warmup_steps} and total_steps {self.total_steps}; the {self.schedule} decay "
-                "comes after the warm-up, so make total_steps larger"
+                f"warmup_steps is {self.warmup_steps} and total_steps {self.total_steps}; the {self.schedule} schedule "
+                "begins after the warm-up and ends at total_steps, so warmup_steps must be smaller"
             )
         if len(self.betas) != 2:
             raise ValueError(f"betas has {len(self.betas)} numbers; AdamW takes two")

@@ -11,8 +11,8 @@ from configs.pools import Bytes
 class SamplingConfig(Config):
     """The distribution responses are drawn from; the trained log-probs are of exactly this one."""
 
-    temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """0 is refused: greedy responses have no log-prob to train on."""
+    temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    """Below 0.01 vLLM raises it without a word, and greedy responses have no log-prob to train on."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 keeps the whole vocabulary."""
@@ -97,6 +97,8 @@ class RolloutConfig(Config):
     max_running_sequences: Count = 256
     gpu_memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of the accelerator's memory the engine may take (GPU)."""
+    offload: bool = False
+    """Keep the engine's weights in host memory, and no KV cache, while nothing is sampled and no weights come (GPU)."""
     kv_cache_bytes: Bytes | None = None
     """KV cache of a CPU engine; 256 MiB when left out."""
     num_gpu_blocks_override: Count | None = None

@@ -54,26 +54,28 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
 def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
     """Run the training flow in this process, with a Prefect server where none is named."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # the console has a line or a panel of its own
-    from resources.input_check import check_inputs
     from resources.local_cluster import shared_cores_note
+    from resources.plan import unread_notes
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
     from tasks.graders_of import check_graders
+    from tasks.start_check import check_start
 
     # The flow's imports (torch among them) take seconds, and so does the server's start in a process of its own.
     threading.Thread(target=importlib.import_module, args=("flows.ppo",), daemon=True).start()
     with ExitStack() as stack:
         try:
-            check_graders(config)
             if resume_from is None:
-                check_inputs(config)
+                check_start(config)
+            else:
+                check_graders(config)  # a key may be gone since
             url = stack.enter_context(prefect_api(config.prefect))
         except (ApiUnreachableError, ConfigError, PrefectServerError) as error:
             return _refuse(str(error), as_json)
         print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
         note = shared_cores_note(config)
-        if note is not None:
-            print(f"note: {note}", file=sys.stderr, flush=True)
+        for told in [*([] if note is None else [note]), *unread_notes(config)]:
+            print(f"note: {told}", file=sys.stderr, flush=True)
         return _call_flow(stack, config, resume_from, as_json)
 
 

@@ -120,14 +120,14 @@ def renamed(config: "RunConfig", model: "ModelConfig") -> "RunConfig":
 
 def _run(config: "RunConfig", flow: Callable[[], dict[str, Any]], as_json: bool) -> int:
     """Call a flow with a Prefect server, and tell its result."""
-    from resources.input_check import check_inputs
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
     from tasks.session import REFUSALS
+    from tasks.start_check import check_start
 
     with ExitStack() as stack:
         try:
-            check_inputs(config)
+            check_start(config)
             url = stack.enter_context(prefect_api(config.prefect))
             print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
             with without_traceback((*REFUSALS, ConfigError)):

@@ -16,7 +16,7 @@ from configs.problems import ConfigError, Problem
 from configs.run import RunConfig
 from resources.engines.base import GenerationRequest, Sampling
 from resources.environments import with_score
-from resources.grader_pool import GraderImportError, GraderPool, PoolFunction
+from resources.grader_pool import GraderImportError, GraderPool, PoolFunction, check_functions
 from resources.graders import FinishedRow, GraderFailedError
 from resources.openai_endpoint import OpenAiEndpoint, Terms
 from resources.openai_episodes import EpisodeRows
@@ -46,13 +46,11 @@ class Played:
     @property
     def metrics(self) -> Metrics:
         """Sums and counts beside those of any rollout."""
-        tried = float(self.num_episodes + len(self.causes))
         branches = float(len(self.rows.rows))
         return {
             "rollout/calls_mean": float(self.num_requests),
             "rollout/calls_mean/count": float(self.num_episodes),
             "rollout/failed_episodes": float(len(self.causes)),
-            "rollout/failed_episodes/count": 1.0 if tried else 0.0,
             "rollout/conversations_mean": branches,
             "rollout/conversations_mean/count": float(self.num_episodes),
         }
@@ -171,15 +169,8 @@ def check_agent(config: RunConfig) -> None:
     if agent is None:
         return
 
-    async def load() -> None:
-        pool = GraderPool([PoolFunction(target=agent, keywords=KEYWORDS)], 1)
-        try:
-            await pool.start()
-        finally:
-            await pool.close()
-
     try:
-        asyncio.run(load())
+        asyncio.run(check_functions([PoolFunction(target=agent, keywords=KEYWORDS)]))
     except GraderImportError as error:
         rule = str(error).replace("graders", "agent", 1)
         way_out = "write module:function of something this Python imports; see code.import_paths"

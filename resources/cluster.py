@@ -24,6 +24,7 @@ from resources.pool_manager import DEADLINE_SECONDS, PoolManager
 from resources.ray_state import hush_zero_copy_warnings, local_ray_pids, reread_settings, set_up_local_ray
 from resources.reaper import Reaper
 from resources.registry import drop_card, read_card, write_card
+from resources.signals import ENDING, is_ignored
 from resources.supervision import STOPPED_SECONDS, Supervisor
 from resources.worker_spec import Endable
 
@@ -182,8 +183,12 @@ class Cluster:
             reread_settings()
         try:
             ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ClusterError(f"Ray at {self._address or 'local'} cannot be used: {error}") from error
+        except (OSError, RuntimeError, ValueError) as error:
+            way_out = ""
+            if isinstance(error, OSError) and self._address in (None, "local"):
+                folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+                way_out = f"; it keeps its sockets in {folder}: set RAY_TMPDIR to a writable folder with a short name"
+            raise ClusterError(f"Ray at {self._address or 'local'} cannot be used: {error}{way_out}") from error
         self._owns_ray = True
         self._is_local = self._address in (None, "local")
 
@@ -228,11 +233,15 @@ class Cluster:
 
     def _handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._handlers.setdefault(signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if not is_ignored(number):
+                    self._handlers.setdefault(number, signal.signal(number, _terminate))
 
     def _hold_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ENDING:
+                if is_ignored(number):
+                    continue
                 previous = signal.signal(number, _wait_for_cleanup)
                 self._handlers.setdefault(number, previous)
 

@@ -5,12 +5,13 @@ prompt's record, then gives for each turn an observation, the score so far, and 
 They live in the workers of the `env` role, on a pool of their own, and a rollout worker reaches them by handle.
 """
 
-import importlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from resources.agent_loop import Answer, Turn
+from resources.import_paths import ImportPathError, import_callable
 from resources.worker_group import WorkerGroup
 
 Record = Mapping[str, Any]
@@ -38,19 +39,23 @@ class Environment(Protocol):
 def find_environment(path: str, options: Mapping[str, Any]) -> Callable[[], Environment]:
     """What makes an environment: `module:Class` with `options`, or `reasoning_gym:NAME`.
 
-    Raises EnvironmentPathError for a path that leads nowhere.
+    Raises EnvironmentPathError for a path that leads nowhere, and for options that the class does not take.
     """
     module, _, name = path.partition(":")
-    if module == "reasoning_gym":
-        return lambda: ReasoningGym(name, **options)
     try:
-        found = vars(importlib.import_module(module)).get(name)
-    except ImportError as error:
-        raise EnvironmentPathError(f"environment {path!r}: {module!r} does not import: {error}") from error
-    if not callable(found):
-        raise EnvironmentPathError(f"environment {path!r}: {module!r} has no class {name!r}")
+        found = ReasoningGym if module == "reasoning_gym" else import_callable(path)
+    except ImportPathError as error:
+        raise EnvironmentPathError(f"environment {path!r}: {error}") from error
+    first = (name,) if module == "reasoning_gym" else ()
+    try:
+        inspect.signature(found).bind(*first, **options)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentPathError(
+            f"environment {path!r} cannot be made with options {dict(options)}: {error}; see "
+            "rollout.tools.environment_options"
+        ) from error
     make = cast("Callable[..., Environment]", found)
-    return lambda: make(**options)
+    return lambda: make(*first, **options)
 
 
 class ReasoningGym:

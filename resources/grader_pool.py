@@ -50,6 +50,8 @@ class PoolFunction:
     """Imported beforehand, beside the function's own."""
     keywords: tuple[str, ...] = ()
     """What calls give it beyond a grader's arguments."""
+    is_group_wise: bool = False
+    """Whether a call is about all responses to a prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -327,3 +329,12 @@ class GraderPool:
                 self._forker.kill()
                 self._forker.wait()
             self._forker = None
+
+
+async def check_functions(functions: Sequence[PoolFunction]) -> None:
+    """Import the functions as a pool would, in a process of their own. Raises GraderImportError."""
+    pool = GraderPool(functions, 1)
+    try:
+        await pool.start()
+    finally:
+        await pool.close()

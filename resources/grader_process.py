@@ -31,11 +31,10 @@ CONTROL_BYTES = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SWEEP_SECONDS = 1.0
 
-KEYWORDS = (
-    "prompt", "response", "answer", "extra", "source", "index", "finish_reason", "response_length",
-    "responses", "extras", "finish_reasons", "response_lengths",
-)  # fmt: skip
-"""What a grading function may ask for; the plurals where it grades all responses to a prompt at once."""
+PROMPT_KEYWORDS = ("prompt", "answer", "extra", "source", "index")
+ROW_KEYWORDS = (*PROMPT_KEYWORDS, "response", "finish_reason", "response_length")
+GROUP_KEYWORDS = (*PROMPT_KEYWORDS, "responses", "extras", "finish_reasons", "response_lengths")
+"""What a grading function may ask for: of one response, or of all responses to a prompt at once."""
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 Function = Callable[..., Any]
@@ -50,7 +49,8 @@ def main(descriptor: int) -> None:
         for module in (name for entry in setup["functions"] for name in entry["modules"]):
             importlib.import_module(module)
         functions = [
-            load_function(entry["target"], entry["options"], entry["keywords"]) for entry in setup["functions"]
+            load_function(entry["target"], entry["options"], entry["keywords"], is_group_wise=entry["is_group_wise"])
+            for entry in setup["functions"]
         ]
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
         control.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
@@ -59,10 +59,12 @@ def main(descriptor: int) -> None:
     _Forker(control, functions).run()
 
 
-def load_function(target: str, options: Mapping[str, Any], keywords: Sequence[str] = ()) -> Function:
+def load_function(
+    target: str, options: Mapping[str, Any], keywords: Sequence[str] = (), *, is_group_wise: bool = False
+) -> Function:
     """The function at `module:name`, taking only those keywords it knows, `options` filled in.
 
-    `keywords`: what calls give beyond KEYWORDS.
+    `keywords`: what calls give beyond ROW_KEYWORDS, or GROUP_KEYWORDS where they are about a whole group.
 
     Raises ImportError, ValueError or TypeError naming what is wrong.
     """
@@ -78,11 +80,12 @@ def load_function(target: str, options: Mapping[str, Any], keywords: Sequence[st
     if unknown and not takes_all:
         raise TypeError(f"{target} takes no option {unknown[0]!r}; it takes {sorted(parameters)}")
     needed = [name for name, one in parameters.items() if one.default is one.empty and one.kind not in _VARIADIC]
-    unmet = sorted(set(needed) - set(options) - {*KEYWORDS, *keywords})
+    given = {*(GROUP_KEYWORDS if is_group_wise else ROW_KEYWORDS), *keywords}
+    unmet = sorted(set(needed) - set(options) - given)
     if unmet:
-        raise TypeError(
-            f"{target} needs {unmet[0]!r}, which is no option given; it may ask for {sorted({*KEYWORDS, *keywords})}"
-        )
+        other = set(unmet) & {*ROW_KEYWORDS, *GROUP_KEYWORDS}
+        hint = f"; it gets {sorted(other)[0]!r} with is_group_wise: {str(not is_group_wise).lower()}" if other else ""
+        raise TypeError(f"{target} needs {unmet[0]!r}, which is no option given; it may ask for {sorted(given)}{hint}")
 
     def call(arguments: dict[str, Any]) -> Any:
         given = {**arguments, **options}

@@ -1,9 +1,15 @@
-"""Folders with a user's own modules (graders, losses, data), on the path of every process of a run."""
+"""A user's own modules (graders, losses, tools, data): their folders on the path, their functions by import path."""
 
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+
+class ImportPathError(ValueError):
+    """An import path that leads to nothing that can be called; the text says why."""
 
 
 def add_import_paths(folders: Sequence[str]) -> dict[str, str]:
@@ -16,3 +22,16 @@ def add_import_paths(folders: Sequence[str]) -> dict[str, str]:
     sys.path[:0] = [folder for folder in whole if folder not in sys.path]
     before = os.environ.get("PYTHONPATH", "")
     return {"PYTHONPATH": os.pathsep.join([*whole, *([before] if before else [])])} if whole else {}
+
+
+def import_callable(path: str) -> Callable[..., Any]:
+    """The function or class at `module:name`. Raises ImportPathError."""
+    module, _, name = path.partition(":")
+    try:
+        found = vars(importlib.import_module(module)).get(name)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        told = f"{type(error).__name__}: {error}"
+        raise ImportPathError(f"{module!r} does not import: {told}; see code.import_paths") from error
+    if not callable(found):
+        raise ImportPathError(f"{module!r} has no function or class {name!r}")
+    return found

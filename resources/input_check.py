@@ -4,13 +4,18 @@ The command line looks before it starts a server, the flow looks for whoever cal
 same again where they run. Here a mistake costs seconds and ends with one block of text.
 """
 
+import importlib.util
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from configs.data import SourceConfig
+from configs.model import ModelConfig
+from configs.parallel_rules import shape_problems
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
 from resources.import_paths import add_import_paths
+from resources.model_shapes import read_shape
 from resources.prompt_sources import DEFAULT_SIZE, load_rows
 from resources.prompt_tables import PromptError
 
@@ -26,6 +31,7 @@ def check_inputs(config: RunConfig) -> None:
     add_import_paths(config.code.import_paths)
     counts, problems = _count_rows(config)
     problems = [*_absent_folders(config), *_model_problems(config), *problems, *_shortages(config, counts)]
+    problems += _tool_problems(config)
     tables = [source for source in config.data.sources if source.kind in READ_FROM_ELSEWHERE]
     if not problems and tables and sum(counts.values()) <= RENDERED_AT_MOST:
         problems = list(_rendering_problems(config))
@@ -40,25 +46,57 @@ def _absent_folders(config: RunConfig) -> Iterator[Problem]:
 
 
 def _model_problems(config: RunConfig) -> Iterator[Problem]:
-    read = {"critic.model": config.critic.model}
+    read = {"critic.model": config.critic.model if config.algorithm.needs_critic else None}
     read |= {f"reward.graders.{n}.model": grader.model for n, grader in enumerate(config.reward.graders)}
     others = {path: model for path, model in read.items() if model is not None and model.build is None}
     is_made_here = config.model.build is not None and config.model.tokenizer_path is None
-    if is_made_here and not others:
+    for path, model in {"model": config.model, **read}.items():
+        if model and model.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+            rule = "the package flash-attn is not installed here"
+            yield Problem(f"{path}.attention", model.attention, rule, "install it on every node, or use sdpa")
+    adapted = {path: model for path, model in {"model": config.model, **read}.items() if model and model.lora}
+    if is_made_here and not others and not adapted:
         return  # nothing is read, and transformers takes seconds to import
-    from resources.models.causal_lm import ModelError, check_model_folder, load_tokenizer
+    from resources.models.causal_lm import ModelError, build_skeleton, load_tokenizer
+    from resources.models.lora import check_target_modules
 
     try:
+        tokenizer = load_tokenizer(config.model)
         if not is_made_here:
-            load_tokenizer(config.model)
             _check_sizes(config)
+            yield from _shape_problems(config)
     except ModelError as error:
         yield Problem("model", UNSAID, str(error))
+        return
     for path, model in others.items():
         try:
-            check_model_folder(model)
+            is_reward_model = path != "critic.model" or config.critic.from_reward_model
+            _check_other(model, tokenizer, is_reward_model=is_reward_model)
         except ModelError as error:
             yield Problem(path, UNSAID, str(error))
+            adapted.pop(path, None)
+    for path, model in adapted.items():
+        try:
+            assert model.lora is not None
+            check_target_modules(build_skeleton(model), model.lora)
+        except ModelError as error:
+            yield Problem(f"{path}.lora.target_modules", UNSAID, str(error))
+
+
+def _check_other(model: ModelConfig, tokenizer: Any, *, is_reward_model: bool) -> None:
+    """Raise ModelError for a critic or a reward model that is not there, is something else, or reads other tokens."""
+    from resources.models.causal_lm import ModelError, check_model_folder, check_same_tokens
+    from resources.models.value_head import check_reward_model
+
+    check_model_folder(model)
+    try:
+        if is_reward_model:
+            check_reward_model(model)
+        check_same_tokens(tokenizer, model)
+    except ModelError:
+        raise
+    except (OSError, ValueError, KeyError) as error:  # whatever transformers says of a broken folder
+        raise ModelError(f"{model.path} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 
 def _check_sizes(config: RunConfig) -> None:
@@ -81,6 +119,17 @@ def _check_sizes(config: RunConfig) -> None:
         )
 
 
+def _shape_problems(config: RunConfig) -> Iterator[Problem]:
+    from resources.models.causal_lm import load_model_config
+
+    facts = load_model_config(config.model).get_text_config().to_dict()
+    try:
+        shape = read_shape("model", str(config.model.path), facts)
+    except ConfigError:
+        return  # an architecture with other words for its sizes: its workers know whether they can cut it
+    yield from shape_problems(config, {"model": shape})
+
+
 def _count_rows(config: RunConfig) -> tuple[dict[str, int], list[Problem]]:
     """Path of a source -> its rows, and what is wrong with those that cannot be read."""
     counts: dict[str, int] = {}
@@ -96,9 +145,10 @@ def _count_rows(config: RunConfig) -> tuple[dict[str, int], list[Problem]]:
 
 
 def _num_rows(source: SourceConfig, *, held_out: bool) -> int:
-    """Rows of a table, which are checked; of a generated source what it is asked for."""
-    if source.kind in READ_FROM_ELSEWHERE:
+    """Rows of a source, which are checked; of reasoning-gym, which is slow, one is made to see that it can be."""
+    if source.kind != "reasoning_gym":
         return len(load_rows(source, held_out=held_out))
+    load_rows(source.model_copy(update={"size": 1}), held_out=held_out)
     return source.size or DEFAULT_SIZE
 
 
@@ -120,7 +170,6 @@ def _rendering_problems(config: RunConfig) -> Iterator[Problem]:
     from resources.agent_rollout import tool_schemas  # these import transformers
     from resources.models.causal_lm import load_tokenizer
     from resources.prompts import PromptSource
-    from resources.tools.schema import ToolError
 
     try:
         tokenizer, tools = load_tokenizer(config.model), tool_schemas(config.rollout)
@@ -129,5 +178,23 @@ def _rendering_problems(config: RunConfig) -> Iterator[Problem]:
             PromptSource.for_validation(config.validation, config.data, tokenizer, tools)
     except PromptError as error:
         yield Problem("data", UNSAID, str(error))
+
+
+def _tool_problems(config: RunConfig) -> Iterator[Problem]:
+    """Functions and environments that cannot be offered; the workers would find out one by one."""
+    from resources.tools.schema import ToolError, load_tools
+
+    tools = config.rollout.tools
+    if tools is None:
+        return
+    try:
+        load_tools(tools.functions)
     except ToolError as error:
-        yield Problem("rollout.tools", UNSAID, str(error))
+        yield Problem("rollout.tools.functions", UNSAID, str(error))
+    if tools.environment is not None:
+        from resources.environments import EnvironmentPathError, find_environment  # imports Ray
+
+        try:
+            find_environment(tools.environment, tools.environment_options)
+        except EnvironmentPathError as error:
+            yield Problem("rollout.tools.environment", UNSAID, str(error))

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ def shape_of(path: str, model: ModelConfig) -> ModelShape:
         raise ConfigError(
             "plan", [Problem(f"{path}.path", str(file), rule, f"repair it, or give {path}.shape")]
         ) from None
-    return _read_shape(path, file, data)
+    return read_shape(path, file, data)
 
 
-def _read_shape(path: str, file: Path, data: dict[str, Any]) -> ModelShape:
+def read_shape(path: str, file: str | Path, data: Mapping[str, Any]) -> ModelShape:
+    """The shape that the keys of a config.json tell; `path` and `file` are for the message. Raises ConfigError."""
     found: dict[str, Any] = {}
     for ours, theirs in _NAMES.items():
         value = next((data[name] for name in theirs if data.get(name) is not None), None)

@@ -28,7 +28,8 @@ from transformers import PreTrainedTokenizerBase
 
 from resources.engines.base import FinishReason, GenerationRequest, Sampling
 from resources.openai_episodes import Branch, EpisodeLog, Opening
-from resources.rollout_servers import Completion, RequestLostError, RolloutServers
+from resources.requests_on_the_way import Completion, RequestLostError
+from resources.rollout_servers import RolloutServers
 from resources.seeding import stream_seed
 from resources.tools.calls import find_calls
 

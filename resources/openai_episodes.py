@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from resources.batch import BRANCH_STRIDE
 from resources.engines.base import FinishReason, GenerationOutput
+from resources.requests_on_the_way import Completion
 from resources.rollout_rows import RolloutRow, oldest_versions, shard_of, token_versions_of
-from resources.rollout_servers import Completion
 
 Message = dict[str, Any]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from configs.layout import placed, process_groups
 from configs.model import ModelShape
+from configs.parallel_rules import shape_problems
+from configs.problems import ConfigError
 from configs.run import RunConfig
 from resources.batch_algebra import BatchAlgebra, batch_algebra
 from resources.local_cluster import local_cpus, shared_cores_note
@@ -121,9 +123,13 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     """Work out everything.
 
     Raises:
-        ConfigError: a model of which neither the config nor a local config.json tells the shape.
+        ConfigError: a model of which neither the config nor a local config.json tells the shape, or whose heads no
+            rank or engine of this config can take.
     """
     shapes = {path: shape_of(path, model) for path, model in models_of(config).items()}
+    problems = list(shape_problems(config, shapes))
+    if problems:
+        raise ConfigError("plan", problems)
     placement = fit(config, nodes)
     memory = memory_of_duties(config, shapes)
     algebra = batch_algebra(config)
@@ -131,6 +137,7 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     note = shared_cores_note(config) if any(node.node_id == "this-machine" for node in nodes) else None
     remarks = [
         *([] if note is None else [note]),
+        *unread_notes(config),
         *algebra.remarks,
         *_memory_remarks(config, shapes["model"], bundles, algebra),
     ]
@@ -144,6 +151,12 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
         remarks=tuple(remarks),
         engine_refusals=tuple(_engine_refusals(config, shapes["model"], bundles, algebra)),
     )
+
+
+def unread_notes(config: RunConfig) -> list[str]:
+    """Settings that change nothing under this algorithm; a preset whose algorithm was replaced has some too."""
+    algorithm = config.algorithm
+    return [f"algorithm.{knob} is set, and {algorithm.name} does not read it" for knob in algorithm.unread()]
 
 
 def _bundle_memory(
@@ -178,7 +191,8 @@ def _bundle_memory(
 
 
 def _is_offloaded(config: RunConfig, duty: str) -> bool:
-    return (duty == "actor" and config.actor.offload) or (duty == "critic" and config.critic.offload)
+    offloads = {"actor": config.actor.offload, "critic": config.critic.offload, "rollout": config.rollout.offload}
+    return offloads.get(duty, False)
 
 
 def _verdict(total: int, certain: int, capacity: int | None) -> str:

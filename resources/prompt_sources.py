@@ -162,6 +162,20 @@ def _no_more_options(source: SourceConfig, known: set[str]) -> None:
         )
 
 
+def _gym_entries(source: SourceConfig, size: int) -> list[dict[str, Any]]:
+    """The first `size` entries of a generated data set. Raises PromptError for options that it refuses."""
+    import reasoning_gym
+
+    try:
+        dataset = reasoning_gym.create_dataset(str(source.path), size=size, seed=source.seed, **source.options)
+        return [dataset[index] for index in range(size)]
+    except (AssertionError, TypeError, ValueError) as error:  # its ways to refuse an option
+        raise PromptError(
+            f"source {source.name!r}: reasoning-gym's {source.path} refuses options {source.options} with size {size} "
+            f"and seed {source.seed} ({type(error).__name__}: {error}); correct data.sources[].options"
+        ) from error
+
+
 def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
     import reasoning_gym  # several seconds to import, so only where it is used
 
@@ -174,17 +188,7 @@ def _reasoning_gym(source: SourceConfig, held_out: bool) -> list[SourceRow]:
     share = 1 if held_out else HELD_OUT_PARTS - 1
     drawn = wanted * HELD_OUT_PARTS // share + HELD_OUT_PARTS
     for attempt in range(4):
-        try:
-            dataset = reasoning_gym.create_dataset(
-                source.path, size=drawn << attempt, seed=source.seed, **source.options
-            )
-            entries = {entry["question"]: entry for entry in map(dataset.__getitem__, range(drawn << attempt))}
-        except (AssertionError, TypeError, ValueError) as error:  # how its data sets refuse options
-            raise PromptError(
-                f"source {source.name!r}: reasoning-gym's {source.path} refuses options {source.options} with size "
-                f"{drawn << attempt} and seed {source.seed} ({type(error).__name__}: {error}); correct "
-                "data.sources[].options"
-            ) from error
+        entries = {entry["question"]: entry for entry in _gym_entries(source, drawn << attempt)}
         kept = [entry for question, entry in entries.items() if is_held_out(question) == held_out][:wanted]
         if len(kept) == wanted:
             break

@@ -4,7 +4,6 @@ A row that cannot be used is refused here, with its number and column, before an
 prompt looks like a prompt to everything behind.
 """
 
-import importlib
 import json
 import math
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from configs.data import SourceConfig
+from resources.import_paths import ImportPathError, import_callable
 
 MOST_LISTED = 20
 
@@ -210,20 +210,12 @@ def _read_parquet(source: SourceConfig, path: Path) -> Iterable[Mapping[str, Any
 
 
 def _call(source: SourceConfig, held_out: bool) -> Iterable[Mapping[str, Any]]:
-    module, _, name = str(source.path).partition(":")
-    if not name:
+    if not str(source.path).partition(":")[2]:
         raise PromptError(f"source {source.name!r}: path is {source.path!r}; write module:function")
     try:
-        function = vars(importlib.import_module(module))[name]
-    except (ImportError, KeyError) as error:
-        raise PromptError(
-            f"source {source.name!r}: {source.path!r} cannot be imported ({error!r}); put its folder into "
-            "code.import_paths"
-        ) from error
-    except Exception as error:  # the user's own module runs when it is imported
-        raise PromptError(
-            f"source {source.name!r}: importing {module!r} raised {type(error).__name__}: {_first_line(error)}"
-        ) from error
+        function = import_callable(str(source.path))
+    except ImportPathError as error:
+        raise PromptError(f"source {source.name!r}: path is {source.path!r}; {error}") from error
     split = "validation" if held_out else source.split
     try:
         rows = list(function(split=split, size=source.size, seed=source.seed, **source.options))

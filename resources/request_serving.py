@@ -19,7 +19,10 @@ class Orders:
     abort: tuple[int, ...] | None = ()
     """Row ids to end; None ends all."""
     steps: int = 8
-    """Decode steps at most; a call also ends with the step in which a response finishes."""
+    """Decode steps at most."""
+    least_steps: int = 1
+    """A call also ends with the step in which a response finishes, from this one on. Where responses of many lengths
+    are sampled together, one finishes in nearly every step, and a call a step would cost more than the answers wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +52,9 @@ class ServesRequests:
             finished += self.engine.abort(orders.abort)
         refused = self._add(orders)
         steps = 0
-        while steps < orders.steps and not finished and self.engine.has_unfinished():
+        while steps < orders.steps and self.engine.has_unfinished():
+            if finished and steps >= orders.least_steps:
+                break
             finished += self.engine.step()
             steps += 1
         return Report(

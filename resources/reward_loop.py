@@ -141,7 +141,12 @@ class RewardLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
 
     async def _open_pool(self, graders: Sequence[Grader], processes: int) -> GraderPool:
-        functions = [PoolFunction(target=str(g.function), options=dict(g.options), modules=g.modules) for g in graders]
+        functions = [
+            PoolFunction(
+                target=str(g.function), options=dict(g.options), modules=g.modules, is_group_wise=g.is_group_wise
+            )
+            for g in graders
+        ]
         pool = GraderPool(functions, processes)
         await pool.start()
         for index, grader in enumerate(graders):

@@ -11,86 +11,21 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from resources.engines.base import FinishReason, GenerationOutput, GenerationRequest, Sampling
 from resources.prefix_router import PrefixRouter
 from resources.replicas import Replica, ReplicaLost
 from resources.request_serving import Orders, Report
-from resources.seeding import stream_seed
+from resources.requests_on_the_way import Completion, Lane, PendingRequest, RequestLostError
 
 CALLS_AHEAD = 2
 """Calls on their way to a replica: it never waits for the next one."""
 SECONDS_A_CALL = 0.05
 """A call takes as many decode steps as fit; new requests wait this long for their first token at most."""
+QUIET_CALLS = 4
+"""After so many calls that brought nothing new, nobody waits for an answer to ask again: whole calls are cheaper."""
 MAX_STEPS = 256
 POLL_SECONDS = 0.2
-
-
-class RequestLostError(RuntimeError):
-    """A request that no replica could answer: too many of them died under it, none is left, or time ran out."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
-    """The answer to a request; the lists are as long as `token_ids`."""
-
-    row_id: int
-    token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    versions: tuple[int, ...]
-    """Policy version each token was sampled with."""
-    finish_reason: FinishReason
-    seconds: float
-    replica: str
-    dispatches: int
-    """Replicas it was sent to because one was lost or stuck; 1 for most."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    request: GenerationRequest
-    sampling: Sampling
-    future: "Future[Completion]"
-    added: float
-    ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    losses: int = 0
-    is_aborted: bool = False
-    resumes: int = 0
-    """How often it was paused; each part of the response has noise of its own."""
-    replica: int | None = None
-    sent: float = 0.0
-
-    def next_request(self, wire_id: int) -> GenerationRequest:
-        request = self.request
-        seed = request.seed if not self.resumes else stream_seed(request.seed, "resume", self.resumes)
-        return GenerationRequest(
-            row_id=wire_id,
-            prompt_ids=(*request.prompt_ids, *self.ids),
-            seed=seed,
-            max_tokens=request.max_tokens - len(self.ids),
-            answer=request.answer,
-            prompt_index=request.prompt_index,
-        )
-
-
-@dataclass(slots=True)
-class _Lane:
-    """What the servers know of one replica."""
-
-    replica: Replica
-    waiting: deque[int] = field(default_factory=deque)
-    """Wire ids to send with the next call."""
-    open: set[int] = field(default_factory=set)
-    """Wire ids it has, or will get."""
-    aborting: set[int] = field(default_factory=set)
-    """Wire ids to end with the next call, whether anybody waits for them or not."""
-    flights: int = 0
-    steps: int = 8
-    is_alive: bool = True
-    cause: str = ""
 
 
 class RolloutServers:
@@ -106,13 +41,13 @@ class RolloutServers:
     ) -> None:
         """`deadline_seconds`: of a whole request. `stuck_seconds`: on one replica, then it is sent to another."""
         self._deadline, self._max_redispatches, self._stuck = deadline_seconds, max_redispatches, stuck_seconds
-        self._lanes = {index: _Lane(replica=replica) for index, replica in enumerate(replicas)}
+        self._lanes = {index: Lane(replica=replica) for index, replica in enumerate(replicas)}
         self._router = PrefixRouter()
         self._wire_ids = itertools.count()
-        self._wired: dict[int, _Pending] = {}
+        self._wired: dict[int, PendingRequest] = {}
         """Wire id -> request, of requests that a replica has. A new id with every dispatch: what a replica that was
         given up still says is not taken."""
-        self._parked: list[_Pending] = []
+        self._parked: list[PendingRequest] = []
         self._is_paused = self._is_closed = False
         self._changed = threading.Condition()
         self.redispatches = 0
@@ -133,7 +68,7 @@ class RolloutServers:
     def submit_all(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> "list[Future[Completion]]":
         """Queue requests together: one by one, the first would be decoded alone for the length of a call."""
         now = time.monotonic()
-        pending = [_Pending(request=one, sampling=sampling, future=Future(), added=now) for one in requests]
+        pending = [PendingRequest(request=one, sampling=sampling, future=Future(), added=now) for one in requests]
         with self._changed:
             if self._is_closed:
                 raise RequestLostError("the servers are closed")
@@ -196,7 +131,7 @@ class RolloutServers:
     def replace(self, index: int, replica: Replica) -> None:
         """A replica that came back."""
         with self._changed:
-            self._lanes[index] = _Lane(replica=replica)
+            self._lanes[index] = Lane(replica=replica)
             self._router.forget(index)
             thread = threading.Thread(target=self._serve, args=(index,), name=f"server-{replica.name}", daemon=True)
         self._threads.append(thread)
@@ -228,7 +163,7 @@ class RolloutServers:
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
-    def _place(self, pending: _Pending) -> None:
+    def _place(self, pending: PendingRequest) -> None:
         """Give a request to a replica."""
         if self._is_paused:
             self._parked.append(pending)
@@ -247,14 +182,14 @@ class RolloutServers:
         self._lanes[index].open.add(wire)
         self._lanes[index].waiting.append(wire)
 
-    def _take_back(self, lane: _Lane, wire: int) -> _Pending:
+    def _take_back(self, lane: Lane, wire: int) -> PendingRequest:
         lane.open.discard(wire)
         lane.aborting.discard(wire)
         if wire in lane.waiting:
             lane.waiting.remove(wire)
         return self._wired.pop(wire)
 
-    def _again(self, pending: _Pending, why: str) -> None:
+    def _again(self, pending: PendingRequest, why: str) -> None:
         """Send it elsewhere, unless that was done too often."""
         pending.losses += 1
         if pending.losses > self._max_redispatches:
@@ -269,11 +204,11 @@ class RolloutServers:
         self.redispatches += 1
         self._place(pending)
 
-    def _fail(self, pending: _Pending, error: Exception) -> None:
+    def _fail(self, pending: PendingRequest, error: Exception) -> None:
         if not pending.future.done():
             pending.future.set_exception(error)
 
-    def _answer(self, pending: _Pending, reason: FinishReason, replica: str) -> None:
+    def _answer(self, pending: PendingRequest, reason: FinishReason, replica: str) -> None:
         if pending.future.done():
             return
         pending.future.set_result(
@@ -306,7 +241,7 @@ class RolloutServers:
         except ReplicaLost as error:
             self._lose(lane, str(error))
 
-    def _next_orders(self, lane: _Lane, flying: int) -> Orders | None:
+    def _next_orders(self, lane: Lane, flying: int) -> Orders | None:
         """What to send; None when there is nothing to send now (then the oldest call is heard) or ever."""
         with self._changed:
             lane.flights = flying
@@ -320,7 +255,7 @@ class RolloutServers:
                 self._changed.wait(timeout=POLL_SECONDS)
             return None
 
-    def _orders(self, lane: _Lane) -> Orders | None:
+    def _orders(self, lane: Lane) -> Orders | None:
         if self._is_paused:
             for wire in list(lane.waiting):
                 self._parked.append(self._take_back(lane, wire))
@@ -331,9 +266,13 @@ class RolloutServers:
         lane.aborting.clear()
         add = tuple((self._wired[wire].next_request(wire), self._wired[wire].sampling) for wire in lane.waiting)
         lane.waiting.clear()
-        return Orders(add=add, abort=abort, steps=lane.steps) if lane.open or abort else None
+        lane.quiet_calls = 0 if add else lane.quiet_calls + 1
+        if not (lane.open or abort):
+            return None
+        least_steps = 1 if lane.quiet_calls < QUIET_CALLS else lane.steps
+        return Orders(add=add, abort=abort, steps=lane.steps, least_steps=least_steps)
 
-    def _look_at_clocks(self, lane: _Lane) -> None:
+    def _look_at_clocks(self, lane: Lane) -> None:
         """Requests that took too long fail; those that are stuck here go elsewhere."""
         now = time.monotonic()
         for wire in list(lane.open):
@@ -347,16 +286,16 @@ class RolloutServers:
                 self._again(pending, f"replica {lane.replica.name} did not finish it within {self._stuck:g} s")
                 self._changed.notify_all()
 
-    def _late(self, pending: _Pending) -> str:
+    def _late(self, pending: PendingRequest) -> str:
         return (
             f"request {pending.request.row_id} had no answer within {self._deadline:g} s "
             "(rollout.servers.request_deadline_seconds)"
         )
 
-    def _alive(self) -> list[_Lane]:
+    def _alive(self) -> list[Lane]:
         return [lane for lane in self._lanes.values() if lane.is_alive]
 
-    def _hear(self, lane: _Lane, report: Report) -> None:
+    def _hear(self, lane: Lane, report: Report) -> None:
         with self._changed:
             self.policy_version = max(self.policy_version, report.version)
             if report.steps and report.seconds > 0.0:
@@ -369,7 +308,7 @@ class RolloutServers:
                 if output.row_id in self._wired and output.row_id in lane.open:
                     self._finish(lane, output, report.version)
 
-    def _finish(self, lane: _Lane, output: GenerationOutput, version: int) -> None:
+    def _finish(self, lane: Lane, output: GenerationOutput, version: int) -> None:
         pending = self._take_back(lane, output.row_id)
         pending.ids += output.token_ids
         pending.log_probs += output.log_probs
@@ -384,7 +323,7 @@ class RolloutServers:
             return
         self._answer(pending, output.finish_reason, lane.replica.name)
 
-    def _lose(self, lane: _Lane, cause: str) -> None:
+    def _lose(self, lane: Lane, cause: str) -> None:
         with self._changed:
             lane.is_alive, lane.cause, lane.flights = False, cause, 0
             for wire in list(lane.open):

@@ -15,7 +15,8 @@ from resources.engines.base import (
     WeightReport,
     Weights,
 )
-from resources.rollout_servers import Completion, RequestLostError, RolloutServers
+from resources.requests_on_the_way import Completion, RequestLostError
+from resources.rollout_servers import RolloutServers
 from resources.telemetry.rollout_gauge import response_length_facts
 
 STEP_SECONDS = 5.0

@@ -69,10 +69,10 @@ class SnapshotWriters:
         """Begin to write a piece (a reference) on its node; gives a reference to its files' checksums."""
         return self._on(node_id).write.remote(folder, rank, piece)
 
-    def copy_to_another_node(self, pieces: Mapping[str, Sequence[Any]]) -> None:
+    def copy_to_another_node(self, pieces: Mapping[str, Sequence[Any]]) -> list[Any]:
         """Begin to copy pieces, by the node that made them, to the next live node, where there is one.
 
-        The loss of a node then costs no snapshot. Nobody waits: until a copy is there, the disk is the fallback.
+        The loss of a node then costs no snapshot. Nobody waits: the references that come back are ready when a copy is.
         """
         alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
         held: dict[str, list[Any]] = {}
@@ -80,8 +80,7 @@ class SnapshotWriters:
             others = [other for other in alive if other != node_id]
             if others:
                 held.setdefault(next((other for other in others if other > node_id), others[0]), []).extend(own)
-        for keeper, copies in held.items():
-            self._on(keeper).hold.remote(copies)
+        return [self._on(keeper).hold.remote(copies) for keeper, copies in held.items()]
 
     @property
     def handles(self) -> dict[str, "ActorHandle[Any]"]:

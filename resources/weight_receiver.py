@@ -42,6 +42,8 @@ class ReceivesWeights:
     rank_offset: int = 0
     """Ranks of the replicas before this one, where each is a worker group of its own."""
     _weight_channel: WeightChannel | None = None
+    _is_asleep: bool = False
+    """Whether the engine has given its accelerator's memory back."""
     _weights_started: float = 0.0
     _weights_ended: float | None = None
 
@@ -124,7 +126,18 @@ class ReceivesWeights:
 
     def _open(self) -> None:
         self._weights_started = time.monotonic()
+        self._wake_engine()
         self.engine.begin_update()
+
+    def _wake_engine(self) -> None:
+        if self._is_asleep:
+            self.engine.wake()
+            self._is_asleep = False
+
+    def _rest_engine(self) -> None:
+        if not self._is_asleep:
+            self.engine.sleep()
+            self._is_asleep = True
 
     def _report(self, report: WeightReport, probe: Sequence[int]) -> dict[str, Any]:
         self._weights_ended = time.monotonic()

@@ -10,8 +10,9 @@ from tasks.step import StepResult, step
 from tasks.training import train
 
 UPDATE_COLUMNS = (
-    "input_ids", "response_mask", "train_mask", "old_log_probs", "advantages", "rollout_log_probs", "ref_log_probs",
-    "teacher_log_probs", "teacher_top_k_ids", "teacher_top_k_log_probs", "correction_weights", "selected_mask",
+    "input_ids", "response_mask", "train_mask", "old_log_probs", "entropy", "advantages", "rollout_log_probs",
+    "ref_log_probs", "teacher_log_probs", "teacher_top_k_ids", "teacher_top_k_log_probs", "correction_weights",
+    "selected_mask",
 )  # fmt: skip
 """All that any objective may read; the run's own reads `actor_columns`."""
 

@@ -22,6 +22,7 @@ ADVANTAGE_COLUMNS = ("token_rewards", "advantages", "returns", "train_mask", "co
         "scores",
         "values",
         "old_log_probs",
+        "entropy",
         "rollout_log_probs",
         "ref_log_probs",
         "teacher_log_probs",
@@ -48,9 +49,12 @@ def advantage(at: Stamp, batches: list[BatchHandle]) -> StepResult:
 
 def shaping_of(config: RunConfig, at: Stamp) -> Shaping:
     """The over-long penalty and the bound on staleness, as numbers."""
-    overlong = config.algorithm.overlong
+    overlong, reward = config.algorithm.overlong, config.reward
+    # A rollout that scores its own rows tells the mean of all it sampled; of those it kept this is the only one.
+    is_rescaled = (reward.normalise or reward.clip is not None) and not config.algorithm.resolved().dynamic_sampling
     return Shaping(
         overlong=None if overlong is None else (overlong.max_length, overlong.buffer, overlong.factor),
         policy_version=at.policy_version,
         max_staleness=config.algorithm.correction.max_staleness,
+        is_rescaled=is_rescaled,
     )

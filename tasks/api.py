@@ -41,6 +41,9 @@ FLUSH_SECONDS = 20.0
 
 FIRST_RETRY_SECONDS = 0.05
 """After a 503; four times as long after each further one."""
+IDLE_SECONDS = 4.0
+"""A connection that was idle for longer is not used again. A server closes it after five, and Prefect's client, which
+would keep it for 25, waits two seconds when both happen at once."""
 _TRIED = "callsheet_tried"
 
 
@@ -81,7 +84,7 @@ def prefect_api(config: PrefectConfig) -> Iterator[str]:
 
 @contextlib.contextmanager
 def quick_retries() -> Iterator[None]:
-    """Flows that run inside the block ask a busy server again soon.
+    """Flows that run inside the block ask a busy server again soon, and never on a connection that it is closing.
 
     SQLite refuses a write that meets another one, and the server answers 503; Prefect's clients would then sleep for
     two seconds, an iteration's worth, where a few milliseconds are enough. They have no setting for it, but they heed
@@ -93,7 +96,7 @@ def quick_retries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hooked_clients() -> Iterator[None]:
-    """Clients that are made inside the block write into a 503 when to ask again."""
+    """Clients that are made inside the block write into a 503 when to ask again, and drop idle connections in time."""
     with _hooked(PrefectHttpxSyncClient, hint_retry), _hooked(PrefectHttpxAsyncClient, _hint_retry_async):
         yield
 
@@ -104,6 +107,13 @@ def _hooked(kind: type[httpx.Client] | type[httpx.AsyncClient], hook: Callable[.
     make: Any = kind.__init__
 
     def make_with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        limits = kwargs.get("limits")
+        if limits is not None:
+            kwargs["limits"] = httpx.Limits(
+                max_connections=limits.max_connections,
+                max_keepalive_connections=limits.max_keepalive_connections,
+                keepalive_expiry=IDLE_SECONDS,
+            )
         make(self, *args, **kwargs)
         self.event_hooks["response"].append(hook)
 

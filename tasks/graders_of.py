@@ -47,7 +47,7 @@ def build_graders(config: RunConfig, secrets: Mapping[str, str] | None = None) -
     (`secrets`: block name -> value, in place of asking Prefect). Raises ValueError for an unknown rule or option, and
     for a key that is not there.
     """
-    return tuple(_build(config, grader, secrets) for grader in config.reward.graders)
+    return tuple(build_grader(config, grader, secrets) for grader in config.reward.graders)
 
 
 def check_graders(config: RunConfig) -> None:
@@ -59,14 +59,15 @@ def check_graders(config: RunConfig) -> None:
     for number, grader in enumerate(config.reward.graders):
         block = grader.judge.api_key_block if grader.judge is not None else None
         try:
-            _build(config, grader, {block: ""} if block is not None else None)
+            build_grader(config, grader, {block: ""} if block is not None else None)
         except (TypeError, ValueError) as error:
             problems.append(Problem(f"reward.graders.{number}", UNSAID, str(error)))
     if problems:
         raise ConfigError(config.name, problems)
 
 
-def _build(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, str] | None) -> Grader:
+def build_grader(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, str] | None = None) -> Grader:
+    """One of them; see `build_graders`."""
     fields: dict[str, Any] = {
         "name": grader.name,
         "kind": grader.kind,
@@ -176,8 +177,18 @@ def _rule(config: RunConfig, grader: GraderConfig) -> dict[str, Any]:
             "options": options,
             "timeout_seconds": min(float(limit), grader.timeout_seconds),
         }
-    if grader.function == "overlong_penalty" and "buffer" in options:
+    if grader.function == "overlong_penalty":
+        if "buffer" not in options:
+            raise ValueError(f"grader {grader.name!r} has no option buffer, without which the penalty is always 0")
         options.setdefault("max_length", config.rollout.max_response_length)
+    has_scores = config.rollout.servers.agent is not None or (
+        config.rollout.tools is not None and config.rollout.tools.environment is not None
+    )
+    if grader.function == "environment_score" and not has_scores:
+        raise ValueError(
+            f"grader {grader.name!r} reads the score of an environment, and there is none; set "
+            "rollout.tools.environment, or rollout.servers.agent"
+        )
     if grader.function == "overlong_penalty":
         overlong_penalty("", "", "", {"response_length": 0}, **options)  # raises ValueError for sizes that do not fit
     found = GRADERS[grader.function]

@@ -18,6 +18,7 @@ from resources.store import BatchStore, StoreView
 from resources.worker_process import import_worker
 from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
+from tasks.agenda import WARM_UP_EPOCH
 from tasks.critic import critic_update, critic_values
 from tasks.export import start_model
 from tasks.graders_of import build_graders
@@ -27,7 +28,6 @@ from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.run_state import RunState, next_kl_coef
 from tasks.samples import samples
-from tasks.session import WARM_UP_EPOCH
 from tasks.step import StepResult
 from tasks.supervised import actor_fit, demonstrations, publish_model
 from tasks.teacher import teacher

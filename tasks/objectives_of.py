@@ -1,6 +1,5 @@
 """From the configuration to the functions that workers run: values made of pure functions and numbers."""
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,11 +7,14 @@ from typing import Any
 from configs.run import RunConfig
 from tasks.algorithms.advantage_step import columns_read, estimate_advantages
 from tasks.algorithms.objectives import actor_objective, critic_objective, policy_loss_knobs
+from tasks.hooks import checked_advantages, checked_loss, own_function
 
 ACTOR_COLUMNS = ("input_ids", "response_mask", "train_mask", "old_log_probs", "advantages")
 """What every actor objective reads; `old_log_probs` only where they were computed."""
 TOP_K_COLUMNS = ("teacher_top_k_ids", "teacher_top_k_log_probs")
 """The teacher's likeliest tokens, with `forward_kl_top_k`."""
+HOOK_COLUMNS = ("old_log_probs", "entropy", "rollout_log_probs")
+"""What an advantage or a loss of the user's may read in any run, beside what the algorithm's own reads."""
 CRITIC_COLUMNS = ("input_ids", "response_mask", "train_mask", "values", "returns")
 """What the critic's objective reads."""
 
@@ -32,8 +34,10 @@ def actor_loss(config: RunConfig) -> Callable[..., Any]:
         common["teacher_kl_coef"] = distillation.coef
     if distillation is not None and distillation.objective == "forward_kl_top_k":
         common["top_k_kl_coef"] = distillation.coef
-    if config.algorithm.loss is not None:
-        return partial(import_function(config.algorithm.loss, "algorithm.loss"), **common)
+    own = config.algorithm.loss
+    if own is not None:
+        function = own_function(own, "algorithm.loss", ("log_probs", "entropy", "td"), common)
+        return partial(checked_loss, function=function, path=own)
     knobs = {
         name: getattr(algorithm, _knob(name)) for name in policy_loss_knobs(algorithm.name) if _has(algorithm, name)
     }
@@ -48,24 +52,39 @@ def critic_loss(config: RunConfig) -> Callable[..., Any]:
 def advantage_function(config: RunConfig, kl_coef: float, seed: int) -> Callable[..., Any]:
     """The estimator with its numbers filled in; `kl_coef` is the controller's of this iteration."""
     algorithm = config.algorithm.resolved()
-    own = config.algorithm.advantage
-    function = estimate_advantages if own is None else import_function(own, "algorithm.advantage")
-    return partial(
-        function,
+    settings: dict[str, Any] = {
         **_advantage_settings(config),
-        gamma=algorithm.gamma,
-        gae_lambda=algorithm.gae_lambda,
-        whiten_advantages=algorithm.whiten_advantages,
-        scale_by_std=algorithm.scale_by_std,
-        task_weight=task_weight(config),
-        kl_coef=kl_coef,
-        kl_estimator=algorithm.kl_estimator,
-        pass_k=algorithm.pass_k,
+        "gamma": algorithm.gamma,
+        "gae_lambda": algorithm.gae_lambda,
+        "whiten_advantages": algorithm.whiten_advantages,
+        "scale_by_std": algorithm.scale_by_std,
+        "task_weight": task_weight(config),
+        "kl_coef": kl_coef,
+        "kl_estimator": algorithm.kl_estimator,
+        "pass_k": algorithm.pass_k,
+        "correction_lower": config.algorithm.correction.lower,
+        "correction_upper": config.algorithm.correction.upper,
+        "covariance_fraction": algorithm.covariance_fraction,
+        "seed": seed,
+    }
+    own = config.algorithm.advantage
+    if own is None:
+        return partial(estimate_advantages, **settings)
+    return partial(
+        checked_advantages,
+        function=own_function(own, "algorithm.advantage", ("columns",), settings),
+        path=own,
+        needed=_needed_of_own(config),
+        correction=config.correction_mode,
         correction_lower=config.algorithm.correction.lower,
         correction_upper=config.algorithm.correction.upper,
-        covariance_fraction=algorithm.covariance_fraction,
-        seed=seed,
     )
+
+
+def _needed_of_own(config: RunConfig) -> tuple[str, ...]:
+    """What the updates read that only an estimator can make."""
+    returns = ("returns",) if config.algorithm.needs_critic else ()
+    return (*returns, *(name for name in actor_columns(config) if name == "selected_mask"))
 
 
 def advantage_columns(config: RunConfig) -> tuple[str, ...]:
@@ -74,7 +93,10 @@ def advantage_columns(config: RunConfig) -> tuple[str, ...]:
     measures_kl = config.algorithm.needs_reference and config.recomputes_log_probs
     extra = ("old_log_probs", "ref_log_probs") if measures_kl else ()
     taught = ("old_log_probs", "teacher_log_probs") if config.distillation is not None else ()
-    return tuple(dict.fromkeys((*needed, "group_ids", *extra, *taught)))
+    # An engine that drifts from the actor shows in the gap between the two, whether it is corrected or not.
+    gap = ("old_log_probs", "rollout_log_probs") if config.recomputes_log_probs else ()
+    own = HOOK_COLUMNS if config.algorithm.advantage is not None else ()
+    return tuple(dict.fromkeys((*needed, "group_ids", *extra, *taught, *gap, *own)))
 
 
 def actor_columns(config: RunConfig) -> tuple[str, ...]:
@@ -89,6 +111,8 @@ def actor_columns(config: RunConfig) -> tuple[str, ...]:
         names.append("ref_log_probs")
     if config.correction_mode != "off":
         names.append("correction_weights")
+    if config.algorithm.loss is not None:
+        names += HOOK_COLUMNS
     if config.distillation is not None and config.distillation.objective == "reverse_kl_loss":
         names.append("teacher_log_probs")
     if config.distillation is not None and config.distillation.objective == "forward_kl_top_k":
@@ -131,18 +155,6 @@ def task_weight(config: RunConfig) -> float:
     if distillation.task_reward_weight:
         return distillation.task_reward_weight
     return distillation.coef if distillation.objective == "reverse_kl_reward" else 0.0
-
-
-def import_function(path: str, key: str) -> Callable[..., Any]:
-    """The function at `module:name`. Raises ValueError naming the config key when it is not there."""
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name, None) if name else None
-    except ImportError as error:
-        raise ValueError(f"{key} is {path!r}, but module {module!r} does not import: {error}") from error
-    if not callable(found):
-        raise ValueError(f"{key} is {path!r}; write module:function, and the function must exist and be callable")
-    return found
 
 
 _KNOB_NAMES = {"temperature_positive": "soft_temperature_positive", "temperature_negative": "soft_temperature_negative"}

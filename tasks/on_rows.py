@@ -17,6 +17,7 @@ from resources.batch import (
     to_ragged,
 )
 from resources.engines.base import FinishReason
+from tasks.algorithms.advantage_step import score_mean
 from tasks.algorithms.diagnostics import COUNT, mean_metric
 from tasks.algorithms.masking import zero_masked
 from tasks.algorithms.token_rewards import overlong_penalty
@@ -47,6 +48,13 @@ class Shaping:
     """Of the policy that is about to be updated."""
     max_staleness: int | None = None
     """Rows sampled more versions ago are not trained on."""
+    is_rescaled: bool = False
+    """The scores were normalised or clipped after the graders' mean was told."""
+
+    @property
+    def plain_name(self) -> str:
+        """What the mean of the scores, as they come in, is called."""
+        return "reward/shaped_score_mean" if self.is_rescaled else "reward/score_mean"
 
 
 def advantages_of_rows(
@@ -73,16 +81,17 @@ def advantages_of_rows(
         padded, penalty = _penalised(padded, shaping)
         columns, metrics = estimator(padded)
         columns, age = _fresh(columns, padded, shaping)
-        # The reward step has told the mean of the graders' scores; this one has the penalty in it.
-        metrics = {_PENALISED.get(name, name) if penalty else name: value for name, value in metrics.items()}
-        metrics |= penalty | age
+        metrics = _told_apart(metrics, shaping) | penalty | age
     metrics = {**metrics, **dropped}
     shard = {"row_ids": padded["row_ids"], **{name: to_ragged(column, lengths) for name, column in columns.items()}}
     return {name: float(value) for name, value in metrics.items()}, make_shard(shard)
 
 
-_PENALISED = {"reward/score_mean": "reward/penalised_score_mean"}
-_PENALISED |= {name + COUNT: new + COUNT for name, new in _PENALISED.items()}
+def _told_apart(metrics: Mapping[str, Tensor], shaping: Shaping) -> dict[str, Tensor]:
+    """`reward/score_mean` is of the graders' scores: what the estimator saw has a name of its own where it differs."""
+    seen = "reward/penalised_score_mean" if shaping.overlong is not None else shaping.plain_name
+    names = {"reward/score_mean": seen, "reward/score_mean" + COUNT: seen + COUNT}
+    return {names.get(name, name): value for name, value in metrics.items()}
 
 
 def _without_lost_baselines(padded: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -107,6 +116,7 @@ def _penalised(padded: dict[str, Tensor], shaping: Shaping) -> tuple[dict[str, T
     penalty = overlong_penalty(padded["response_lengths"], max_length=max_length, buffer=buffer, factor=factor)
     every_row = torch.ones_like(penalty, dtype=torch.bool)
     metrics = mean_metric("reward/overlong_penalty", penalty, every_row)
+    metrics |= score_mean(shaping.plain_name, padded["scores"], padded.get("rollout_ids"))
     return {**padded, "scores": padded["scores"] + penalty.to(padded["scores"].dtype)}, metrics
 
 

@@ -16,11 +16,11 @@ from prefect.states import Crashed
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
-from resources.input_check import check_inputs
 from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes, quick_retries
+from tasks.graders_of import check_graders
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
@@ -28,6 +28,7 @@ from tasks.run_folder import open_directory
 from tasks.run_state import RunState
 from tasks.saves import save_last_iteration
 from tasks.session import Session, open_session
+from tasks.start_check import check_start
 from tasks.watchers import open_watchers
 
 
@@ -36,10 +37,9 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     """A new run, or the one in the folder `resume`; everything of it is gone from the cluster afterwards."""
     left = _folder_to_resume(config, resume)
     if left is None:
-        check_inputs(config)
-    from tasks.graders_of import check_graders  # loads what graders need; the flow is read without it
-
-    check_graders(config)
+        check_start(config)
+    else:
+        check_graders(config)  # a key may be gone since
     if config.teachers:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 

@@ -8,7 +8,7 @@ on disk, (5) cuts metrics and spans to it, and (6) the loop runs the iteration a
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
@@ -24,7 +24,7 @@ from tasks.rebuild import drain, find_deaths, rebuild
 from tasks.run_state import RunState
 from tasks.saves import WAIT_SECONDS, publish_finished
 from tasks.session import Session
-from tasks.snapshots import pieces_by_node, restore_snapshot, take_snapshot
+from tasks.snapshots import Snapshot, pieces_by_node, restore_snapshot, take_snapshot
 
 RECOVERABLE_KINDS = ("exit code", "signal", "out of memory", "node lost", "stopped", "deadline", "stale")
 """An exception inside a worker is not among them: it would come again, so it ends the run with its own text."""
@@ -114,10 +114,12 @@ def keep_snapshot(run: Session, metrics: Mapping[str, float], *, is_forced: bool
     recovery = run.config.recovery
     is_due = recovery.enabled and run.state.iteration % recovery.snapshot_every == 0
     if is_due or is_forced:
-        manifest = manifest_of(run, metrics)
-        run.snapshot = take_snapshot(run.stateful_groups, run.state, manifest.metrics_bytes, manifest)
+        manifest, before = manifest_of(run, metrics), run.snapshot
+        taken = take_snapshot(run.stateful_groups, run.state, manifest.metrics_bytes, manifest)
         if len({rank["node_id"] for group in run.groups.values() for rank in group.ranks}) > 1:
-            run.writers.copy_to_another_node(pieces_by_node(run.groups, run.snapshot))
+            taken = replace(taken, copies=run.writers.copy_to_another_node(pieces_by_node(run.groups, taken)))
+            run.spare = before if before is not None and before.is_copied else run.spare
+        run.snapshot = taken
 
 
 def _recover(run: Session, first: _Fault) -> None:
@@ -166,16 +168,7 @@ def _spend(run: Session, first: _Fault) -> None:
 def _roll_back(run: Session) -> None:
     """All stateful roles, the run's numbers, and the files go back to one committed point."""
     _drop_open_batches(run)
-    snapshot = run.snapshot
-    if snapshot is not None and snapshot.fits(run.groups) and snapshot.is_whole():
-        restore_snapshot(run.groups, snapshot)
-        run.state = snapshot.state
-        run.directory.cut(run.directory.metrics, snapshot.metrics_bytes)
-    elif (newest := _newest_on_disk(run)) is not None:
-        run.state = RunState.from_json(newest.state)
-        run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
-        run.directory.cut(run.directory.metrics, newest.metrics_bytes)
-    else:
+    if not (_restored(run, run.snapshot) or _restored_older(run)):
         _start_over(run)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
     run.history = [line for line in run.history if line["iteration"] < run.state.iteration]
@@ -183,6 +176,32 @@ def _roll_back(run: Session) -> None:
     run.synchronise()
     if run.snapshot is None or run.snapshot.state is not run.state:
         keep_snapshot(run, {}, is_forced=True)
+
+
+def _restored(run: Session, snapshot: Snapshot | None) -> bool:
+    """Whether all stateful roles and the run's numbers are back at `snapshot`, which is in memory."""
+    if snapshot is None or not (snapshot.fits(run.groups) and snapshot.is_whole()):
+        return False
+    if not restore_snapshot(run.groups, snapshot):
+        return False
+    run.snapshot, run.state = snapshot, snapshot.state
+    run.directory.cut(run.directory.metrics, snapshot.metrics_bytes)
+    return True
+
+
+def _restored_older(run: Session) -> bool:
+    """Whether there was a checkpoint on the disk or a spare in memory to go back to; the newer one is taken."""
+    newest, spare = _newest_on_disk(run), run.spare
+    is_on_disk = newest is not None and (spare is None or newest.iteration >= spare.state.iteration)
+    run.snapshot = run.spare = None  # they hold a state that the run is about to leave
+    if not is_on_disk and _restored(run, spare):
+        return True
+    if newest is None:
+        return False
+    run.state = RunState.from_json(newest.state)
+    run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
+    run.directory.cut(run.directory.metrics, newest.metrics_bytes)
+    return True
 
 
 def _newest_on_disk(run: Session) -> Manifest | None:

@@ -5,16 +5,13 @@ The controller alone owns placement groups, worker groups and task hosts; flows 
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import Flow
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from configs.model import ModelConfig
 from configs.run import RunConfig
 from resources.casting import Casting, cast_groups, distinct_groups, stateful_duties
 from resources.checkpoints import CheckpointStore
@@ -28,10 +25,9 @@ from resources.run_directory import RunDirectory, RunDirectoryError
 from resources.snapshot_writer import SnapshotWriters
 from resources.telemetry.recorder import SpanFile
 from resources.worker_group import WorkerGroup
-from tasks.export import start_model
+from tasks.agenda import FIRST_VALIDATION, Agenda
 from tasks.hosts import HostSet, pools_of_roles
 from tasks.outcome import Outcome, Submitted, gather
-from tasks.run_state import RunState
 from tasks.runner import StepFuture, bind_hosts
 from tasks.snapshots import Snapshot
 from tasks.stamp import Stamp
@@ -44,9 +40,6 @@ if TYPE_CHECKING:
     from tasks.saves import PendingSave
 
 _CURRENT: list["Session"] = []
-FIRST_VALIDATION = "first_validation"
-WARM_UP_EPOCH = 1_000_000
-"""Far behind any epoch of training, so the warm-up has an order of rows of its own."""
 
 
 class DoesNotFitError(ValueError):
@@ -57,20 +50,15 @@ REFUSALS = (DoesNotFitError, ClusterError, PoolError, RunDirectoryError)
 """What ends a run before anything of it has started."""
 
 
-class Session:
+class Session(Agenda):
     """See `open_session`."""
 
     def __init__(self, config: RunConfig, directory: RunDirectory, cluster: Cluster, hosts: HostSet) -> None:
-        self.config = config
-        self.directory = directory
+        super().__init__(config, directory)
         self.cluster = cluster
         self.hosts = hosts
-        self.groups: dict[str, WorkerGroup] = {}
         self.checkpoints = CheckpointStore(directory.checkpoints)
-        self.state = RunState(kl_coef=config.algorithm.kl.coef)
         self.spans = SpanFile(directory.spans)
-        self.failed_attempts: Counter[int] = Counter()
-        """Iteration -> how often it failed, or was rolled back, in this process."""
         self.started = time.monotonic()
         self.history: list[dict[str, Any]] = []
         """Metrics lines of this process's iterations, for the console and the summary."""
@@ -81,6 +69,8 @@ class Session:
         self.watchers: list[Watcher] = []
         self.check_cancelled: Callable[[], None] = lambda: None
         self.snapshot: Snapshot | None = None
+        self.spare: Snapshot | None = None
+        """An older one that is on two nodes, until the newest is."""
         self.recoveries = 0
         self.recoveries_in_a_row = 0
         """Recoveries since the last iteration that went well."""
@@ -101,16 +91,6 @@ class Session:
 
     # --- the cast -------------------------------------------------------------------------------------------------
 
-    @property
-    def model(self) -> ModelConfig:
-        """The policy's start: what the warm-up made, once it is there, else the config's model."""
-        return start_model(self.config, self.directory.path)
-
-    @property
-    def warm_model_folder(self) -> Path:
-        """Where the supervised warm-up publishes its model."""
-        return self.directory.path / "model"
-
     def casting(self) -> Casting:
         """What workers are made from."""
         from tasks.graders_of import build_graders
@@ -128,85 +108,6 @@ class Session:
         return {duty: self.groups[duty] for duty in stateful_duties(self.config) if duty in self.groups}
 
     # --- iterations -----------------------------------------------------------------------------------------------
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every iteration is done."""
-        return self.state.iteration >= self.config.iterations
-
-    def stamp(self) -> Stamp:
-        """What the steps of the next iteration are told."""
-        return self.state.stamp(self.config, self.attempt)
-
-    @property
-    def should_validate(self) -> bool:
-        """Whether the iteration that is about to run ends with a validation."""
-        validation, done = self.config.validation, self.state.iteration + 1
-        if not validation.sources:
-            return False
-        is_last = done == self.config.iterations
-        return (validation.every > 0 and done % validation.every == 0) or (is_last and validation.at_end)
-
-    @property
-    def attempt(self) -> int:
-        """The attempt of the next iteration; a number that was used is never used again."""
-        return self.failed_attempts[self.state.iteration] + 1
-
-    @property
-    def should_save(self) -> bool:
-        """Whether the iteration that is about to run ends with a save step; an asynchronous save needs none."""
-        return not self.config.checkpoint.asynchronous and self.is_save_due(self.state.iteration + 1)
-
-    def is_save_due(self, done: int) -> bool:
-        """Whether a full checkpoint is due after so many iterations; after the last one it always is."""
-        return self.config.checkpoint.is_due(done, self.config.iterations)
-
-    @property
-    def should_validate_first(self) -> bool:
-        """Whether held-out prompts are scored before the first iteration."""
-        validation = self.config.validation
-        is_fresh = self.state.iteration == 0 and not self.first_validation
-        return bool(validation.sources) and validation.at_start and is_fresh
-
-    def needs(self, duty: str) -> bool:
-        """Whether this run has workers for `duty`."""
-        return any(name.partition(".")[0] == duty for name in self.groups)
-
-    @property
-    def keeps_samples(self) -> bool:
-        """Whether each iteration's rows are written with their text."""
-        return self.config.telemetry.samples_per_iteration > 0 and self.needs("reward")
-
-    @property
-    def samples_folder(self) -> str:
-        """Where they are written."""
-        return str(self.directory.samples)
-
-    @property
-    def solved(self) -> str:
-        """Prompts that the curriculum leaves out; see `resources/curriculum.py`."""
-        return str(self.state.parts.get("curriculum", ""))
-
-    @property
-    def has_adapter_reference(self) -> bool:
-        """Whether the reference is the actor with its adapters off."""
-        return self.config.model.lora is not None and self.config.algorithm.needs_reference
-
-    @property
-    def recomputes_log_probs(self) -> bool:
-        """Whether the actor scores the responses before its update."""
-        return self.config.recomputes_log_probs
-
-    @property
-    def should_refresh_reference(self) -> bool:
-        """Whether the reference becomes the actor at the end of the iteration that is about to run."""
-        every = self.config.algorithm.kl.refresh_every
-        return every is not None and self.needs("reference") and (self.state.iteration + 1) % every == 0
-
-    @property
-    def trains_actor(self) -> bool:
-        """False while only the critic learns."""
-        return self.state.iteration >= self.config.algorithm.critic_warmup_iterations or not self.needs("critic")
 
     def call(self, flow: Flow[Any, Any]) -> Outcome:
         """Run the iteration's subflow; an API outage before its body starts is waited out.
@@ -246,14 +147,15 @@ class Session:
         deadline = self.config.recovery.call_deadline_seconds
         self.inflight = [*(one for one in submitted if isinstance(one, StepFuture)), *ahead]
         since, self._iteration_ended = self._iteration_ended, None
-        outcome = gather(at, submitted, ahead, since=since, deadline_seconds=deadline, check=self.check_cancelled)
+        outcome = gather(at, submitted, ahead, since=since, deadline_seconds=deadline, check=self._look)
         self._iteration_ended = outcome.span.ended
         return outcome
 
-    @property
-    def first_validation(self) -> dict[str, float]:
-        """What held-out prompts scored before the first iteration."""
-        return dict(self.state.parts.get(FIRST_VALIDATION, {}))
+    def _look(self) -> None:
+        """What is looked after while steps run."""
+        self.check_cancelled()
+        if self.spare is not None and self.snapshot is not None and self.snapshot.is_copied:
+            self.spare = None
 
     def staging_folder(self) -> str:
         """Where the next checkpoint is written before it is published."""
@@ -308,26 +210,6 @@ class Session:
     def forget_ahead(self) -> None:
         """Rollouts sampled ahead came from weights that a rollback took back."""
         self._ahead.clear()
-
-    # --- warm-up --------------------------------------------------------------------------------------------------
-
-    @property
-    def needs_warm_up(self) -> bool:
-        """Whether the config asks for a supervised warm-up that was not published yet."""
-        sft = self.config.sft
-        if sft is None or sft.objective != "causal_lm":  # a reward model is fitted by `callsheet sft`, not before PPO
-            return False
-        return sft.steps > 0 and not (self.warm_model_folder / "config.json").exists()
-
-    @property
-    def warm_up_steps(self) -> int:
-        """Optimizer steps of the warm-up."""
-        return self.config.sft.steps if self.config.sft is not None else 0
-
-    def warm_up_stamp(self) -> Stamp:
-        """The warm-up reads the first rows of the epoch before the first."""
-        rows = self.warm_up_steps * (self.config.sft.batch_size if self.config.sft is not None else 0)
-        return replace(self.stamp(), attempt=0, epoch=WARM_UP_EPOCH, start=0, count=rows)
 
 
 def current_session() -> Session:

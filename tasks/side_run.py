@@ -11,13 +11,13 @@ from typing import Any
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, all_duties, distinct_groups, duties_of, start_process_group
-from resources.input_check import check_inputs
 from resources.run_directory import RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
 from tasks.outcome import Outcome
 from tasks.run_folder import open_directory
 from tasks.session import Session, open_session
+from tasks.start_check import check_start
 
 RESULT = "result.json"
 
@@ -28,7 +28,7 @@ def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = Fals
 
     Raises what `open_session` raises.
     """
-    check_inputs(config)
+    check_start(config)
     config, directory = open_directory(config, None)
     try:
         with open_session(config, directory) as run:

@@ -4,7 +4,7 @@ The controller owns the references, so neither a dead worker nor a dead task hos
 through it. A snapshot counts once every role and the run's own numbers are in it; then the one before it goes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,13 @@ import ray.exceptions
 import ray.experimental
 
 from resources.checkpoints import Manifest
+from resources.failures import WorkerFailed
 from resources.worker_group import WorkerGroup
 from tasks.run_state import RunState
 
+_LOST = {kind.__name__ for kind in vars(ray.exceptions).values()
+         if isinstance(kind, type) and issubclass(kind, ray.exceptions.ObjectLostError)}  # fmt: skip
+"""Types of exceptions that a worker raises for an argument that is in no store any more."""
 INLINE_BYTES = 102_400
 """Smaller objects live in their owner's memory, not in a node's store."""
 
@@ -30,6 +34,16 @@ class Snapshot:
     """Duty -> a reference per rank."""
     manifest: Manifest | None = None
     """Of a checkpoint with this state."""
+    copies: Sequence[Any] = ()
+    """A reference for each node that was asked to hold pieces of another one; ready when it does."""
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether every piece is on two nodes, so that losing one of them costs nothing."""
+        if not self.copies:
+            return False
+        done, _ = ray.wait(list(self.copies), num_returns=len(self.copies), timeout=0, fetch_local=False)
+        return len(done) == len(self.copies)
 
     def is_whole(self, timeout_seconds: float = 5.0) -> bool:
         """Whether every piece is still in the object store (a lost node takes its pieces along)."""
@@ -65,11 +79,22 @@ def pieces_by_node(groups: Mapping[str, WorkerGroup], snapshot: Snapshot) -> dic
     return found
 
 
-def restore_snapshot(groups: Mapping[str, WorkerGroup], snapshot: Snapshot) -> None:
-    """Bring every stateful role back to the snapshot, all at the same time. Raises WorkerFailed."""
+def restore_snapshot(groups: Mapping[str, WorkerGroup], snapshot: Snapshot) -> bool:
+    """Bring every stateful role back to the snapshot, all at the same time.
+
+    False when a piece turns out to be lost after all: what the store says of a node that has just died may be old. Some
+    roles are back then, and others are not. Raises WorkerFailed.
+    """
     calls = [groups[duty].submit("restore", list(pieces)) for duty, pieces in snapshot.pieces.items()]
+    is_whole = True
     for call in calls:
-        call.result()
+        try:
+            call.result()
+        except WorkerFailed as error:
+            if error.failure.exception_type not in _LOST:
+                raise
+            is_whole = False
+    return is_whole
 
 
 def _is_there(ref: Any) -> bool:

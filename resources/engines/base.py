@@ -13,9 +13,6 @@ from torch import Tensor
 
 from configs.rollout import RolloutConfig, SamplingConfig
 
-MIN_TEMPERATURE = 0.01
-"""vLLM raises anything smaller to this without a word; then the log-probs would not be those of the config."""
-
 Weights = Iterable[tuple[str, Tensor]]
 
 
@@ -45,11 +42,6 @@ class Sampling:
     @classmethod
     def from_config(cls, config: SamplingConfig, eos_token_ids: Collection[int], *, greedy: bool = False) -> "Sampling":
         """The config's distribution; a model's own end-of-sequence ids stop a response besides the config's."""
-        if config.temperature < MIN_TEMPERATURE:
-            raise ValueError(
-                f"sampling.temperature is {config.temperature}; below {MIN_TEMPERATURE} logits overflow. For greedy "
-                "responses use validation.greedy, which needs no temperature"
-            )
         return cls(
             temperature=config.temperature,
             top_p=config.top_p,

@@ -136,11 +136,16 @@ class ScriptedEngine:
                 self.add_request(request, sampling)
             self._plan_slow_row()
             self._meet_faults(0)
+            before = time.monotonic()
             while self.has_unfinished():
                 finished = self.step()
+                before, seconds = time.monotonic(), time.monotonic() - before
                 outputs.update((output.row_id, output) for output in finished)
                 gauge.observe(
-                    running=len(self._state.running), waiting=len(self._state.waiting), tokens=self._sampled(outputs)
+                    running=len(self._state.running),
+                    waiting=len(self._state.waiting),
+                    tokens=self._sampled(outputs),
+                    steps=seconds / self._per_token if self._per_token else None,
                 )
                 if finished and on_finished is not None:
                     on_finished(finished)

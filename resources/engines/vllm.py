@@ -204,6 +204,7 @@ class VllmEngine:
             waiting=waiting,
             kv_cache_use=self._core.scheduler.get_kv_cache_usage(),
             tokens=self._tokens,
+            steps=1,
         )
         return outputs
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -79,6 +80,12 @@ def load_model_config(model: ModelConfig) -> PretrainedConfig:
     if model.build == "tiny":
         return _tiny_config(_shape(model))
     return AutoConfig.from_pretrained(_checked_path(_plain(model)), trust_remote_code=False)
+
+
+def build_skeleton(model: ModelConfig) -> nn.Module:
+    """The layers of the configured model under their names, without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(load_model_config(model), trust_remote_code=False)
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -151,6 +158,29 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig
         raise ModelError("the tokenizer has no end-of-sequence token, so no response could ever end; use one that has")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.pad_token = _spare_token(tokenizer)
+
+
+def check_same_tokens(tokenizer: PreTrainedTokenizerBase, other: ModelConfig) -> None:
+    """Raise ModelError for a model that is fed the policy's token ids and would read other tokens in them.
+
+    A model saved without its tokenizer is only known to have an embedding for every id.
+    """
+    ids = tokenizer.get_vocab()
+    size = int(load_model_config(other).get_text_config().vocab_size)
+    if max(ids.values()) >= size:
+        raise ModelError(
+            f"{other.path} has {size} embeddings and is fed the policy's token ids, up to {max(ids.values())}; take a "
+            "model of the policy's family"
+        )
+    if not any((Path(str(other.path)) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return
+    theirs, special = _read_tokenizer(other).get_vocab(), set(tokenizer.all_special_tokens)
+    moved = [token for token, number in ids.items() if token not in special and theirs.get(token) != number]
+    if moved:
+        raise ModelError(
+            f"{other.path} is fed the policy's token ids and numbers {len(moved)} of {len(ids)} tokens otherwise, for "
+            f"example {sorted(moved, key=ids.__getitem__)[:3]}; take a model of the policy's family"
+        )
 
 
 def _spare_token(tokenizer: PreTrainedTokenizerBase) -> str:

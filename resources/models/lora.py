@@ -18,13 +18,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from configs.model import LoraConfig
+from resources.models.causal_lm import ModelError
 from resources.models.sharding import whole_tensors
 
 _ADAPTER = "default"
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
-    """Freeze `model` and add trainable adapters, which change nothing until trained; a function of the seed."""
+    """Freeze `model` and add trainable adapters, which change nothing until trained; a function of the seed.
+
+    Raises ModelError, see `check_target_modules`.
+    """
+    check_target_modules(model, config)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]
@@ -35,6 +40,17 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTr
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)  # pyright: ignore[reportReturnType]
+
+
+def check_target_modules(model: nn.Module, config: LoraConfig) -> None:
+    """Raise ModelError for a target that no layer is called: peft passes over it as long as another one is there."""
+    names = [name for name, part in model.named_modules() if not any(part.children())]
+    unknown = [
+        target for target in config.target_modules if not any(f".{name}".endswith(f".{target}") for name in names)
+    ]
+    if unknown:
+        ends = sorted({name.rpartition(".")[2] for name in names})
+        raise ModelError(f"lora.target_modules has {unknown}, which no layer of the model is called; it has {ends}")
 
 
 def adapter_layers(module: nn.Module) -> dict[str, LoraLayer]:

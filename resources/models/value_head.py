@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from configs.model import ModelConfig
-from resources.models.causal_lm import ModelError, build_causal_lm
+from resources.models.causal_lm import ModelError, build_causal_lm, load_model_config
 from resources.models.log_probs import shift_to_targets
 from resources.models.sequence_parallel import SequenceRanks
 
@@ -85,8 +85,8 @@ def build_value_model(model: ModelConfig, seed: int, *, from_reward_model: bool 
     return ScalarModel(trunk, head)
 
 
-def load_reward_model(model: ModelConfig) -> ScalarModel:
-    """A reward model saved as a sequence classifier with one label.
+def check_reward_model(model: ModelConfig) -> PretrainedConfig:
+    """The architecture of a reward model saved as a sequence classifier with one label.
 
     Raises ModelError for a folder that holds something else: a fresh head would give scores without meaning.
     """
@@ -94,15 +94,21 @@ def load_reward_model(model: ModelConfig) -> ScalarModel:
         raise ModelError(
             "a reward model is loaded from model.path; a model built from a shape has never seen a preference"
         )
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=False)
+    config = load_model_config(model)
     kinds = [name for name in (config.architectures or []) if name.endswith("ForSequenceClassification")]
     if not kinds or config.num_labels != 1:
         raise ModelError(
             f"{model.path} holds {config.architectures} with {config.num_labels} labels; a reward model is a "
             "...ForSequenceClassification with one label (problem: no trained scalar head to read a score from)"
         )
+    return config
+
+
+def load_reward_model(model: ModelConfig) -> ScalarModel:
+    """Trunk and head of a reward model. Raises ModelError, see `check_reward_model`."""
+    check_reward_model(model)
     loaded = AutoModelForSequenceClassification.from_pretrained(
-        model.path, dtype=torch.float32, attn_implementation=model.attention, trust_remote_code=False
+        str(model.path), dtype=torch.float32, attn_implementation=model.attention, trust_remote_code=False
     )
     head = loaded.score
     if not isinstance(head, nn.Linear):

@@ -43,7 +43,8 @@ class Thresholds:
     named_gain: float = 0.15
     """A cause is named only if the step would be this much shorter without it; less is in the noise of a busy node."""
     compute_share: float = 0.6
-    """Share of the critical path from which a role without a specific cause is called compute-bound."""
+    """Share of the critical path from which a role without a specific cause is called compute-bound, if it is worth it:
+    beside another role that works as long, twice the ranks would gain nothing."""
     skew: float = 1.25
     """Slowest over lower-median rank."""
     tokens_explain: float = 0.7

@@ -28,6 +28,7 @@ FACTS: dict[str, str] = {
     "kv_cache_use_mean": "R: fraction of the KV cache in use, over time",
     "kv_cache_use_max": "R: its highest",
     "prefix_cache_hit_fraction": "R: prompt tokens found in the prefix cache",
+    "decode_steps": "R: decode steps its engine took",
     "decode_step_seconds": "R: fitted cost of a decode step, however many run",
     "decode_token_seconds": "R: fitted cost of each token in it",
     "response_length_p50": "R, T: tokens",

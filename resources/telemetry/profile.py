@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resources.telemetry.reader import IterationRecord
-from resources.telemetry.rollout_gauge import fit_decode_cost
+from resources.telemetry.rollout_gauge import expected_decode_steps, fit_decode_cost, next_edge
 from resources.telemetry.spans import RankSpan, RunRecord, TaskSpan
 from resources.telemetry.timeline import Kind, TaskTimeline, Timeline, build_timeline, role_of
 
@@ -275,7 +275,10 @@ def _decode_point(facts: Mapping[str, Any], seconds: float) -> tuple[float, floa
     rows, longest = float(facts.get("rows", 0)), float(facts.get("response_length_max", 0))
     tokens = float(facts.get("response_length_mean", 0.0)) * rows
     slots = float(facts.get("slots", 0)) or rows
-    return (max(longest, tokens / slots) if slots else longest, tokens, seconds)
+    steps = facts.get("decode_steps")
+    if steps is None:
+        steps = expected_decode_steps(tokens, longest, slots) if rows > slots else longest
+    return (float(steps), tokens, seconds)
 
 
 def _lengths(sources: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -287,6 +290,8 @@ def _lengths(sources: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], tup
         longest = max(longest, int(facts.get("response_length_max", 1)))
     if not counts:
         counts[longest] = 1.0
+    for edge in [edge for edge in counts if next_edge(edge) < longest]:
+        counts.setdefault(next_edge(edge), 0.0)  # lengths between two buckets that nobody had are not drawn
     ordered = sorted(counts)
     total = sum(counts.values())
     return (*ordered, max(longest, ordered[-1])), tuple(counts[edge] / total for edge in ordered)

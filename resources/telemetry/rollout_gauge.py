@@ -16,7 +16,8 @@ class RolloutGauge:
     """Observes one engine during one rollout; `facts()` are ready for a rank span.
 
     The caller says after each engine step (or every few) how many sequences run and wait; a state holds until the next
-    observation. `tokens` is the count sampled so far; with it the cost of a decode step is fitted.
+    observation. `tokens` is the count sampled so far; with it the cost of a decode step is fitted. `steps` are the
+    decode steps since the last observation: slots may be filled again within one, so tokens over running are too many.
 
     >>> clock = iter([0.0, 0.0, 2.0, 6.0])
     >>> gauge = RolloutGauge(slots=8, clock=lambda: next(clock))
@@ -39,6 +40,7 @@ class RolloutGauge:
         self._kv_max = 0.0
         self._observed_seconds = 0.0
         self._sums = [0.0] * 5  # steps^2, steps*tokens, tokens^2, steps*dt, tokens*dt
+        self._steps = 0.0
         self.preemptions = 0
 
     def observe(
@@ -48,18 +50,20 @@ class RolloutGauge:
         waiting: int = 0,
         kv_cache_use: float = 0.0,
         tokens: int | None = None,
+        steps: float | None = None,
         preemptions: int = 0,
     ) -> None:
         """The engine's state now; `preemptions` are those since the last observation."""
         now = self._clock()
-        self._account(now, tokens)
+        self._account(now, tokens, steps)
+        self._steps += steps or 0.0
         self.preemptions += preemptions
         self._kv_max = max(self._kv_max, kv_cache_use)
         if self._last is None or self._last[1:3] != (running, waiting):
             self._series.append((now - self._start, running, waiting))
         self._last = (now, running, waiting, kv_cache_use, tokens)
 
-    def _account(self, now: float, tokens: int | None) -> None:
+    def _account(self, now: float, tokens: int | None, steps: float | None = None) -> None:
         if self._last is None:
             return
         then, running, waiting, kv_use, tokens_before = self._last
@@ -72,7 +76,7 @@ class RolloutGauge:
             self._tail_seconds += seconds
         if tokens is not None and tokens_before is not None and running and tokens > tokens_before:
             sampled = tokens - tokens_before
-            steps = sampled / running
+            steps = sampled / running if steps is None else steps
             for index, product in enumerate(
                 (steps * steps, steps * sampled, sampled * sampled, steps * seconds, sampled * seconds)
             ):
@@ -97,10 +101,20 @@ class RolloutGauge:
         if self._kv_max:
             facts["kv_cache_use_mean"] = self._kv_seconds / max(self._observed_seconds, 1e-9)
             facts["kv_cache_use_max"] = self._kv_max
+        if self._steps:
+            facts["decode_steps"] = self._steps
         fit = fit_decode_cost(self._sums)
         if fit is not None:
             facts["decode_step_seconds"], facts["decode_token_seconds"] = fit
         return facts
+
+
+def expected_decode_steps(tokens: float, longest: float, slots: float) -> float:
+    """Decode steps until `tokens` are sampled in `slots`, each of which takes the next response as it gets free.
+
+    List scheduling lies between tokens / slots and that plus the longest response; the middle is close for many rows.
+    """
+    return max(longest, tokens / slots + longest * (1 - 1 / slots) / 2)
 
 
 def fit_decode_cost(sums: Sequence[float]) -> tuple[float, float] | None:
@@ -152,6 +166,18 @@ def histogram_edge(length: int) -> int:
         return length
     edge = round(2 ** (math.floor(4 * math.log2(length)) / 4))
     return edge if edge <= length else round(2 ** ((math.floor(4 * math.log2(length)) - 1) / 4))
+
+
+def next_edge(edge: int) -> int:
+    """Lower edge of the bucket after the one that begins at `edge`.
+
+    >>> [next_edge(edge) for edge in (3, 16, 861)]
+    [4, 19, 1024]
+    """
+    length = edge + 1
+    while histogram_edge(length) <= edge:
+        length += 1
+    return histogram_edge(length)
 
 
 def response_length_facts(lengths: Sequence[int]) -> dict[str, Any]:

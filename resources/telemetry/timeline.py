@@ -213,16 +213,27 @@ def _latest_keys(names: Iterable[str], earlier: Mapping[str, TaskTimeline]) -> l
 def _pool_edges(
     span: TaskSpan, earlier: Mapping[str, TaskTimeline], upstream: set[str], begin: float, execute_start: float
 ) -> list[Edge]:
-    """The task that held this one's pool until shortly before it ran, if there is one."""
+    """The task that held this one's pool until shortly before it ran, if there is one.
+
+    Ranks come free one by one, and the first that is may begin this task while the holder still runs on the others.
+    """
     ready = max((earlier[name].ended for name in upstream), default=begin)
     holders = [
         key
         for key, other in earlier.items()
-        if key not in upstream and other.span.pool == span.pool and ready < other.execute_end <= execute_start
+        if key not in upstream
+        and other.span.pool == span.pool
+        and ready < other.execute_end
+        and _first_free(other) <= execute_start
     ]
     if not holders:
         return []
     return [Edge(max(holders, key=lambda key: earlier[key].execute_end), is_pool=True)]
+
+
+def _first_free(task: TaskTimeline) -> float:
+    """When the first of its ranks was through."""
+    return min((rank.end for rank in task.span.ranks), default=task.execute_end)
 
 
 def _segments_before(

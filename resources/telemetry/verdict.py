@@ -101,12 +101,11 @@ def choose(
 ) -> Verdict:
     """The dearest specific cause worth naming; else the role that computes for most of the step; else balanced."""
     step = max(step_seconds, 1e-12)
-    specific = [
-        c for c in candidates if c.cause is not Cause.COMPUTE_BOUND and c.gain_seconds >= thresholds.named_gain * step
-    ]
+    worth_naming = [c for c in candidates if c.gain_seconds >= thresholds.named_gain * step]
+    specific = [c for c in worth_naming if c.cause is not Cause.COMPUTE_BOUND]
     bound = [
         c
-        for c in candidates
+        for c in worth_naming
         if c.cause is Cause.COMPUTE_BOUND and float(c.evidence["path_share"]) >= thresholds.compute_share
     ]
     chosen = next(iter([*specific, *bound]), None)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from heapq import heapify, heapreplace
 
 from resources.telemetry.profile import RolloutProfile, RunProfile, TaskProfile
+from resources.telemetry.rollout_gauge import expected_decode_steps
 from resources.telemetry.simulation import Job, Outcome, busy_seconds, simulate
 from resources.telemetry.spans import CONTROLLER
 from resources.telemetry.topology import CPU_ROLES, Topology
@@ -281,9 +282,8 @@ def _decode_steps(lengths: Sequence[int], slots: int) -> float:
     """Decode steps until all are done: each slot takes the next response as it gets free."""
     if len(lengths) <= slots:
         return float(max(lengths))
-    if len(lengths) > _MAX_EXACT_ROWS:  # list scheduling lies between these bounds; their middle is close for many rows
-        total, longest = sum(lengths), max(lengths)
-        return max(float(longest), total / slots + longest * (1 - 1 / slots) / 2)
+    if len(lengths) > _MAX_EXACT_ROWS:
+        return expected_decode_steps(sum(lengths), max(lengths), slots)
     busy = [float(length) for length in lengths[:slots]]
     heapify(busy)
     for length in lengths[slots:]:

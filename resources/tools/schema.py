@@ -1,7 +1,6 @@
 """Python functions as tools: what a model is told of them, and a call whose failure is a text the model can read."""
 
 import enum
-import importlib
 import inspect
 import json
 import re
@@ -10,6 +9,8 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union
+
+from resources.import_paths import ImportPathError, import_callable
 
 Json = dict[str, Any]
 
@@ -89,7 +90,10 @@ class Tool:
 def describe_tool(function: Callable[..., Any]) -> Tool:
     """Make a tool of a function. Raises ToolError naming a parameter without a type hint, or of a type JSON lacks."""
     name = getattr(function, "__name__", type(function).__name__)
-    hints = typing.get_type_hints(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise ToolError(f"tool {name!r}: its type hints cannot be read ({error}); name types that exist") from error
     summary, texts = _read_docstring(function)
     parameters: dict[str, Json] = {}
     required: list[str] = []
@@ -111,15 +115,10 @@ def load_tools(paths: tuple[str, ...]) -> dict[str, Tool]:
     """The tools at `module:function`, by name. Raises ToolError for a path that leads nowhere or a name given twice."""
     tools: dict[str, Tool] = {}
     for path in paths:
-        module, _, name = path.partition(":")
         try:
-            found = vars(importlib.import_module(module)).get(name)
-        except Exception as error:  # the user's own module runs when it is imported
-            told = f"{type(error).__name__}: {error}"
-            raise ToolError(f"tool {path!r}: {module!r} does not import: {told}; see code.import_paths") from error
-        if not callable(found):
-            raise ToolError(f"tool {path!r}: {module!r} has no function {name!r}")
-        tool = describe_tool(found)
+            tool = describe_tool(import_callable(path))
+        except ImportPathError as error:
+            raise ToolError(f"tool {path!r}: {error}") from error
         if tool.name in tools:
             raise ToolError(f"two tools are named {tool.name!r}; a model could not tell them apart, rename one")
         tools[tool.name] = tool

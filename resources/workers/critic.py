@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from configs.model import ModelConfig
 from configs.training import CriticConfig
 from resources.dispatch import Dispatch, dispatch
+from resources.models.lora import add_adapters
 from resources.models.value_head import ScalarModel, build_value_model
 from resources.update_plan import UpdatePlan
 from resources.workers.base import Status
@@ -34,6 +35,8 @@ class CriticWorker(TrainedWorker):
 
     def build_module(self) -> nn.Module:
         scalar = build_value_model(self.model_config, self.seed, from_reward_model=self.settings.from_reward_model)
+        if self.model_config.lora is not None:
+            add_adapters(scalar.model, self.model_config.lora, self.seed)  # the head beside them is trained whole
         if self.model_config.gradient_checkpointing:
             scalar.model.gradient_checkpointing_enable({"use_reentrant": False})
         return scalar

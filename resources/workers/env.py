@@ -39,12 +39,13 @@ class EnvWorker:
             if number == 1 or row_id not in self._open:
                 self._begin(row_id, record)
             said, score, has_ended = self._open[row_id].step(text)
+            answer = str(said), float(score), bool(has_ended)
         except Exception as error:  # noqa: BLE001 - a user's environment may raise anything; its episode ends, told as text
             self._open.pop(row_id, None)
             return f"error: {type(error).__name__}: {error}", None, True
         if has_ended:
             self._open.pop(row_id, None)
-        return str(said), float(score), bool(has_ended)
+        return answer
 
     def _begin(self, row_id: int, record: bytes) -> None:
         if len(self._open) >= MAX_EPISODES:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import load_tokenizer
+from resources.models.lora import add_adapters, merged_tensors
 from resources.models.reward_export import export_reward_model
-from resources.models.sharding import whole_tensors
 from resources.models.value_head import SequenceScorer, build_value_model
 from resources.update_plan import UpdatePlan
 from resources.workers.base import Status
@@ -27,7 +27,10 @@ class RewardTrainerWorker(TrainedWorker):
     module: SequenceScorer
 
     def build_module(self) -> nn.Module:
-        return SequenceScorer(build_value_model(self.model_config.model_copy(update={"lora": None}), self.seed))
+        scalar = build_value_model(self.model_config, self.seed)
+        if self.model_config.lora is not None:
+            add_adapters(scalar.model, self.model_config.lora, self.seed)  # the head beside them is trained whole
+        return SequenceScorer(scalar)
 
     @dispatch(Dispatch.PER_RANK, split=("rows", "plan"))
     def update(self, rows: TensorDictBase, plan: UpdatePlan, loss_fn: PairLoss) -> Status:
@@ -45,8 +48,8 @@ class RewardTrainerWorker(TrainedWorker):
 
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: str) -> None:
-        """Write a sequence classifier with one label; all ranks gather, rank 0 writes."""
+        """Write a sequence classifier with one label, adapters merged; all ranks gather, rank 0 writes."""
         scalar = self.module.scalar
-        named = dict(whole_tensors(scalar.named_parameters()))
+        named = dict(merged_tensors(scalar))
         if self.rank == 0:
             export_reward_model(Path(folder), scalar.model.config, load_tokenizer(self.model_config), named)

@@ -6,7 +6,8 @@ Every rank reads the same slice of prompts and keeps the groups that are its eng
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from resources.graders import FinishedRow
 from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
 from resources.prompts import Prompt, PromptError, PromptSource
 from resources.request_serving import ServesRequests
+from resources.requests_on_the_way import RequestLostError
 from resources.rollout_rows import (
     Metrics,
     RolloutRow,
@@ -38,7 +40,6 @@ from resources.rollout_rows import (
     shard_of,
     token_versions_of,
 )
-from resources.rollout_servers import RequestLostError
 from resources.seeding import stream_seed
 from resources.served_engine import ServedEngine
 from resources.telemetry.rollout_gauge import response_length_facts
@@ -155,7 +156,8 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         mine = self._mine(wanted.prompts)
         rows = greedy_rows(mine) if greedy else rows_of(mine, group_size, self.stride)
         sampling = Sampling.from_config(self.rollout.sampling, self.eos_token_ids, greedy=greedy)
-        status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream, environment)
+        with self._awake():
+            status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream, environment)
         position = {"epoch": wanted.epoch, "start": wanted.start, "identity": self.prompts.identity}
         return {**status, "next_position": position}, shard
 
@@ -188,7 +190,9 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         config = self.rollout.sampling
         tempered = SamplingConfig(temperature=self.validation.temperature, stop_token_ids=config.stop_token_ids)
         sampling = Sampling.from_config(tempered, self.eos_token_ids, greedy=greedy)
-        return self._generate(rows, sampling, stream_seed(self.run_seed, "validation"), 0, stream, environment)
+        seed = stream_seed(self.run_seed, "validation")
+        with self._awake():
+            return self._generate(rows, sampling, seed, 0, stream, environment)
 
     @dispatch(Dispatch.BROADCAST)
     def describe_prompts(self) -> dict[str, Any]:
@@ -206,13 +210,22 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
 
     @dispatch(Dispatch.BROADCAST)
     def sleep(self) -> None:
-        """Free the accelerator for another role of this bundle."""
-        self.engine.sleep()
+        """Free the accelerator for another role of this bundle; with `rollout.offload` each rollout ends so."""
+        self._rest_engine()
 
     @dispatch(Dispatch.BROADCAST)
     def wake(self) -> None:
-        """Undo `sleep`."""
-        self.engine.wake()
+        """Undo `sleep`; what samples and what brings new weights does so by itself."""
+        self._wake_engine()
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        self._wake_engine()
+        try:
+            yield
+        finally:
+            if self.rollout.offload:
+                self._rest_engine()
 
     def _mine(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         return [prompt for prompt in prompts if prompt.ordinal % self.num_engines == self.engine_index]
@@ -321,7 +334,7 @@ def _lost(engine: ServedEngine, rows: Sequence[RolloutRow]) -> Metrics:
         causes = next(iter(engine.lost.values()))
         raise RequestLostError(f"no replica answered any of {len(rows)} rows: {causes}")
     counts = {"rollout/lost_rows": len(engine.lost), "rollout/redispatches": engine.new_redispatches()}
-    return {name: float(value) for name, value in counts.items()} | {f"{name}/count": 1.0 for name in counts}
+    return {name: float(value) for name, value in counts.items()}
 
 
 def _note_versions(

@@ -171,22 +171,30 @@ def _place_rewards(columns: Mapping[str, Tensor], kl_coef: float, kl_estimator: 
 def _correct(
     columns: Mapping[str, Tensor], mask: Tensor, mode: str, lower: float, upper: float
 ) -> tuple[dict[str, Tensor], Metrics]:
-    """The trained mask, and with a correction the weights."""
+    """The trained mask, and with a correction the weights; how far engine and actor are apart is told either way."""
     if mode == "off":
-        return {"train_mask": mask}, {}
+        both = ("old_log_probs", "rollout_log_probs")
+        if any(name not in columns for name in both):
+            return {"train_mask": mask}, {}
+        gap = zero_masked(columns[both[0]] - columns[both[1]], mask).abs()
+        return {"train_mask": mask}, mean_metric("rollout/log_prob_gap", gap, mask)
     weights, kept, metrics = rollout_correction(
         columns["old_log_probs"], columns["rollout_log_probs"], mask, mode=mode, lower=lower, upper=upper
     )
     return {"train_mask": kept, "correction_weights": weights}, metrics
 
 
+def score_mean(name: str, scores: Tensor, rollout_ids: Tensor | None) -> Metrics:
+    """Mean over the scorable rollouts; one of several segments is one score."""
+    votes = rollout_votes(~scores.isnan(), rollout_ids)
+    return {name: masked_sum(votes * scores, votes > 0), name + COUNT: votes.sum()}
+
+
 def _score_metrics(scores: Tensor, group_ids: Tensor, rollout_ids: Tensor | None) -> Metrics:
     has_signal = groups_with_signal(scores, group_ids)
     every_group = torch.ones_like(has_signal)
-    votes = rollout_votes(~scores.isnan(), rollout_ids)  # a rollout of several segments is one score
     return {
-        "reward/score_mean": masked_sum(votes * scores, votes > 0),
-        "reward/score_mean" + COUNT: votes.sum(),
+        **score_mean("reward/score_mean", scores, rollout_ids),
         **mean_metric("reward/groups_with_signal", has_signal.float(), every_group),
     }
 

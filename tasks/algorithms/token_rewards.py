@@ -1,6 +1,4 @@
-"""From one score per response to rewards on tokens: placement, the over-long penalty, clipping and running scale."""
-
-from dataclasses import dataclass
+"""From one score per response to rewards on tokens: placement and the over-long penalty."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,43 +48,3 @@ def overlong_penalty(
         )
     overshoot = (max_length - buffer - response_lengths).float() / buffer
     return factor * overshoot.clamp(-1.0, 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunningMoments:
-    """Count, mean and sum of squared deviations of all scores seen: three numbers, to be put into a checkpoint.
-
-    >>> update_moments(RunningMoments(), torch.tensor([1.0, 3.0, float("nan")]))
-    RunningMoments(count=2, mean=2.0, squares=2.0)
-    """
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-
-def update_moments(moments: RunningMoments, scores: Float[Tensor, " B"]) -> RunningMoments:
-    """Merge the scorable scores of a batch (Chan et al., 1979): the batching does not show in the result."""
-    valid = scores[~scores.isnan()].double()
-    if valid.numel() == 0:
-        return moments
-    count = moments.count + valid.numel()
-    batch_mean = float(valid.mean())
-    delta = batch_mean - moments.mean
-    squares = float(((valid - batch_mean) ** 2).sum()) + delta**2 * moments.count * valid.numel() / count
-    return RunningMoments(
-        count=count, mean=moments.mean + delta * valid.numel() / count, squares=moments.squares + squares
-    )
-
-
-def scale_scores(
-    scores: Float[Tensor, " B"], moments: RunningMoments | None, *, clip: float | None
-) -> Float[Tensor, " B"]:
-    """Divide by the running standard deviation, then clip to [-clip, clip]; nan (unscorable) stays nan.
-
-    The mean is not subtracted: it would change the sign of a reward. Before there is any spread nothing is scaled.
-    Engstrom et al., "Implementation Matters in Deep Policy Gradients", arXiv 2005.12729.
-    """
-    if moments is not None and moments.count > 1 and moments.squares > 0:
-        scores = scores / (moments.squares / (moments.count - 1)) ** 0.5
-    return scores if clip is None else scores.clamp(-clip, clip)

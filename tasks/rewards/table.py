@@ -1,8 +1,4 @@
-"""The graders by name, and a user's own by import path."""
-
-import functools
-import importlib
-from collections.abc import Callable, Mapping
+"""The graders by name."""
 
 from tasks.rewards.environment_score import environment_score
 from tasks.rewards.exact_answer import exact_answer, positions_right
@@ -23,33 +19,3 @@ GRADERS: dict[str, Grader] = {
     "reasoning_gym_answer": reasoning_gym_answer,
     "environment_score": environment_score,
 }
-
-
-def find_grader(name: str, options: Mapping[str, object] | None = None) -> Callable[..., object]:
-    """The grader called `name`, or the function at `module:function`, with `options` bound as keyword arguments.
-
-    A user's function takes (prompt, response, answer, extra) and may return a number, None or a Score; read what it
-    returns with `score.as_score`.
-
-    Raises:
-        ValueError: a name that is neither, or a path that does not lead to a function.
-    """
-    if ":" not in name:
-        if name not in GRADERS:
-            raise ValueError(f"grader is {name!r}; known are {sorted(GRADERS)}, or give module:function")
-        function: Callable[..., object] = GRADERS[name]
-    else:
-        function = _load(name)
-    return functools.partial(function, **options) if options else function
-
-
-def _load(path: str) -> Callable[..., object]:
-    module_name, _, function_name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"grader {path!r}: {module_name!r} does not import: {error}") from error
-    function = vars(module).get(function_name)
-    if not callable(function):
-        raise ValueError(f"grader {path!r}: {module_name!r} has no function {function_name!r}")
-    return function

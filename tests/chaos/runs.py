@@ -77,6 +77,7 @@ def tiny_config(
         plain["rollout"]["scripted"] = {"responses": {"mode": "random", "max_length": 5}, "seconds_per_token": 0.002}
     if engine == "vllm":
         plain["rollout"]["kv_cache_bytes"] = "64MiB"
+        plain["model"]["shape"]["num_heads"] = 1  # vLLM has no attention for heads of 16 on a CPU
     for section, values in sections.items():
         plain[section] = {**plain[section], **values} if isinstance(values, Mapping) and section in plain else values
     return check_config(plain, name)

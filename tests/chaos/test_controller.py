@@ -60,7 +60,7 @@ def test_a_controller_killed_anywhere_resumes_to_the_same_bits(
     assert "is finished" in again.output()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_told_to_end_keeps_its_last_iteration_and_leaves_nothing(
     number: signal.Signals, run_dir: Path, prefect_session: None
 ):

@@ -19,6 +19,8 @@ from tests.chaos.runs import assert_same_run, events_of, metrics_of, tiny_config
 
 Undisturbed = Callable[[RunConfig], Path]
 AddNode = Callable[[str, int], Any]
+ITERATIONS = 10
+"""Enough for the first copy of a snapshot to another node, whose process has to start."""
 
 
 @pytest.fixture
@@ -46,9 +48,14 @@ def removed_in(cluster: Cluster, iteration: int, choose: Callable[[Session], Any
     """The node that `choose` picks is removed, from a thread, once that iteration runs."""
     over = threading.Event()
 
+    def is_due(run: Session) -> bool:
+        """Once a snapshot is on two nodes: before, the run goes back to its last checkpoint or its start."""
+        is_safe = run.spare is not None or (run.snapshot is not None and run.snapshot.is_copied)
+        return run.state.iteration >= iteration and is_safe
+
     def watch() -> None:
         while not over.wait(0.01):
-            if _CURRENT and _CURRENT[-1].state.iteration >= iteration and running_steps(_CURRENT[-1]):
+            if _CURRENT and is_due(_CURRENT[-1]) and running_steps(_CURRENT[-1]):
                 cluster.remove_node(choose(_CURRENT[-1]), allow_graceful=False)
                 return
 
@@ -72,7 +79,7 @@ def node_of_pool(cluster: Cluster, run: Session, pool: str, bundle: int = 0) -> 
 
 def config_on(cluster: Cluster, run_dir: Path, name: str, **sections: Any) -> RunConfig:
     where = {"address": cluster.address, "num_cpus": None}
-    return tiny_config(run_dir, name, "split", iterations=5, engine="scripted", ray=where, **sections)
+    return tiny_config(run_dir, name, "split", iterations=ITERATIONS, engine="scripted", ray=where, **sections)
 
 
 def on_one_machine(config: RunConfig) -> RunConfig:
@@ -90,7 +97,7 @@ def test_the_roles_of_a_lost_node_move(pool: str, nodes: Cluster, run_dir: Path,
     run = run_dir / f"move-{pool}"
     moved = [event for event in events_of(run, "recovered") if f"pool {pool}" in event["rebuilt"]]
     assert moved
-    assert all(event["rolled_back_to"] == event["iteration"] for event in moved)
+    assert all(event["rolled_back_to"] >= event["iteration"] - 2 for event in moved)
     assert_same_run(run, expected)
 
 
@@ -124,7 +131,7 @@ def test_a_role_that_may_be_smaller_goes_on_with_fewer_ranks(nodes: Cluster, run
     with removed_in(nodes, 2, lambda run: node_of_pool(nodes, run, "learn", bundle=1)):
         ppo(config)
     lines = metrics_of(run_dir / "smaller")
-    assert [line["iteration"] for line in lines] == list(range(5))
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
     assert events_of(run_dir / "smaller", "smaller")
     [recovered] = events_of(run_dir / "smaller", "recovered")
     replayed, same = lines[recovered["rolled_back_to"]], metrics_of(expected)[recovered["rolled_back_to"]]

@@ -1,67 +1,87 @@
-"""Rules about models that are cut over ranks, where the config gives their shape: four heads, two key/value heads."""
+"""Rules about cutting a model over ranks, and about adapters: each test asks for one thing that no worker could do."""
 
 import pytest
 
+from configs.load import load_config
+from configs.parallel_rules import CPU_HEAD_SIZES, shape_problems
 from tests.configs.test_rules import problems, the_problem
 
-ROLES = ("actor", "critic", "reference", "rollout", "reward")
+WITH_ADAPTERS = ["model.lora={}", "roles={actor: {pool: main}, rollout: {pool: main}, reward: {pool: main}}"]
+"""The actor with its adapters off is the reference."""
 
 
-def cut(ranks: int, **settings: str) -> list[str]:
-    """A pool of that many bundles, where some roles have more settings."""
-    roles = [f"roles.{role}={{pool: main{settings.get(role, '')}}}" for role in ROLES]
-    heads = ["model.shape.num_heads=4", "model.shape.num_kv_heads=2"]
-    return [f"pools.main={{nodes: [{ranks}], cpus_per_bundle: 8}}", *roles, *heads]
-
-
-@pytest.mark.parametrize("role", ["actor", "critic", "reference", "rollout"])
-@pytest.mark.parametrize(("ranks", "said"), [(3, "num_heads is 4, and 3 ranks"), (8, "num_heads is 4, and 8 ranks")])
-def test_tensor_parallel_ranks_divide_the_heads(role: str, ranks: int, said: str):
-    found = the_problem("quickstart", *cut(ranks, **{role: f", tensor_parallel: {ranks}"}))
-    assert found.startswith(f"roles.{role}.tensor_parallel is {ranks}; model.shape.{said} must divide the heads")
+def cut(role: str, **sizes: int) -> list[str]:
+    """The role as two processes of its own, cut along `sizes`; the model has 4 heads of width 32."""
+    given = "".join(f", {key}: {size}" for key, size in sizes.items())
+    alone = [f"pools.{role}={{nodes: [2], cpus_per_bundle: 2}}", f"roles.{role}={{pool: {role}{given}}}"]
+    return alone
 
 
 @pytest.mark.parametrize("role", ["actor", "critic", "reference"])
-def test_tensor_parallel_ranks_divide_the_key_and_value_heads(role: str):
-    found = the_problem("quickstart", *cut(4, **{role: ", tensor_parallel: 4"}))
-    assert found == (
-        f"roles.{role}.tensor_parallel is 4; model.shape.num_kv_heads is 2, and 4 ranks must divide them; pick a "
-        "divisor of 2"
+@pytest.mark.parametrize("key", ["tensor_parallel", "sequence_parallel"])
+def test_a_role_that_trains_or_scores_can_be_cut_both_ways(role: str, key: str):
+    assert problems("quickstart", *cut(role, **{key: 2})) == []
+
+
+def test_engines_are_not_cut_along_sequences_since_rows_would_be_lost():
+    assert the_problem("quickstart", *cut("rollout", sequence_parallel=2)) == (
+        "roles.rollout.sequence_parallel is 2; rollout is not cut that way; actor, critic, reference are; set it to 1"
     )
+    assert problems("quickstart", *cut("rollout", tensor_parallel=2)) == []
 
 
-@pytest.mark.parametrize(("engine", "does_fit"), [("vllm", True), ("huggingface", False)])
-def test_only_an_engine_that_copies_key_and_value_heads_has_more_ranks_than_those(engine: str, does_fit: bool):
-    found = problems("quickstart", *cut(4, rollout=", tensor_parallel: 4"), f"rollout.engine={engine}")
-    assert (found == []) == does_fit, found
+def test_a_process_that_also_samples_is_not_cut_along_sequences():
+    hybrid = "{pool: main, workers: 2, sequence_parallel: 2}"
+    roles = f"roles={{actor_rollout: {hybrid}, reward: {{pool: main, workers: 2}}}}"
+    said = the_problem("quickstart-grpo", "algorithm.kl.coef=0", "pools.main={nodes: [2], cpus_per_bundle: 4}", roles)
+    assert said.startswith("roles.actor_rollout.sequence_parallel is 2; rollout is not cut that way")
 
 
-@pytest.mark.parametrize(("ranks", "does_fit"), [(2, True), (3, False), (4, True)])
-def test_sequence_parallel_ranks_divide_the_heads(ranks: int, does_fit: bool):
-    found = problems("quickstart", *cut(ranks, actor=f", sequence_parallel: {ranks}"))
-    assert (found == []) == does_fit, found
+@pytest.mark.parametrize("key", ["tensor_parallel", "sequence_parallel"])
+def test_graders_are_not_cut(key: str):
+    assert f"roles.reward.{key} is 2; reward is not cut" in the_problem("quickstart", *cut("reward", **{key: 2}))
+
+
+def test_only_vllm_is_cut_along_tensors():
+    said = the_problem("quickstart", *cut("rollout", tensor_parallel=2), "rollout.engine=huggingface")
+    assert said.startswith("roles.rollout.tensor_parallel is 2; rollout.engine is 'huggingface', which runs whole")
+
+
+def test_tensor_parallelism_needs_fsdp_and_no_adapters():
+    halves = [*cut("actor", tensor_parallel=2), "pools.actor.nodes=[4]"]
+    assert "actor.fsdp is false, and it lies under FSDP2" in the_problem("quickstart", *halves, "actor.fsdp=false")
+    assert problems("quickstart", *cut("actor", tensor_parallel=2), "actor.fsdp=false") == []  # one rank of rows
+    said = the_problem("quickstart-grpo", *WITH_ADAPTERS, *cut("actor", tensor_parallel=2))
+    assert "model.lora is set, and adapters are not cut" in said
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "kv_heads", "said"),
+    [
+        ("actor", "tensor_parallel", 1, "the model of the actor has 4 and 1 attention heads, which the ranks must"),
+        ("critic", "tensor_parallel", 1, "the model of the critic has 4 and 1 attention heads"),
+        ("actor", "sequence_parallel", 1, None),
+        ("rollout", "tensor_parallel", 1, None),
+        ("reference", "tensor_parallel", 2, None),
+    ],
+)
+def test_ranks_divide_the_heads(role: str, key: str, kv_heads: int, said: str | None):
+    found = problems("quickstart", *cut(role, **{key: 2}), f"model.shape.num_kv_heads={kv_heads}")
+    assert (found == []) == (said is None), found
+    assert said is None or said in found[0]
 
 
 def test_both_ways_of_cutting_divide_the_heads_together():
-    found = the_problem("quickstart", *cut(8, actor=", tensor_parallel: 2, sequence_parallel: 4"))
-    assert found.startswith("roles.actor.sequence_parallel is 4; model.shape.num_heads is 4, and 8 ranks must divide")
+    halves = [*cut("actor", tensor_parallel=2, sequence_parallel=4), "pools.actor.nodes=[8]"]
+    found = the_problem("quickstart", *halves)
+    assert found.startswith("roles.actor.sequence_parallel is 4; the model of the actor has 4 attention heads")
 
 
 def test_a_critic_of_its_own_is_asked_for_its_own_heads():
     shape = "{num_layers: 1, hidden_size: 12, intermediate_size: 8, num_heads: 3, vocab_size: 100}"
-    found = the_problem(
-        "quickstart", *cut(2, critic=", tensor_parallel: 2"), f"critic.model={{build: tiny, shape: {shape}}}"
-    )
-    assert "critic.model.shape.num_heads is 3, and 2 ranks must divide the heads" in found
-
-
-@pytest.mark.parametrize(
-    ("role", "key"),
-    [("reward", "tensor_parallel"), ("reward", "sequence_parallel"), ("rollout", "sequence_parallel")],
-)
-def test_a_size_that_a_role_does_not_read_is_refused(role: str, key: str):
-    found = the_problem("quickstart", *cut(2, **{role: f", {key}: 2"}))
-    assert found.startswith(f"roles.{role}.{key} is 2; only actor, critic, reference")
+    model = f"critic.model={{build: tiny, shape: {shape}, dtype: float32}}"
+    found = problems("quickstart", *cut("critic", tensor_parallel=2), model)
+    assert any("the model of the critic has 3 attention heads, which the ranks must divide" in one for one in found)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +96,57 @@ def test_a_size_that_a_role_does_not_read_is_refused(role: str, key: str):
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused(change: str, said: str):
-    assert said in the_problem("quickstart", change)
+    assert any(said in one for one in problems("quickstart", change))
+
+
+@pytest.mark.parametrize(("heads", "width"), [(8, 16), (2, 64), (4, 32)])
+def test_heads_that_vllm_has_no_attention_for_on_a_cpu_are_refused(heads: int, width: int):
+    found = problems("quickstart", f"model.shape.num_heads={heads}")
+    assert (found == []) == (width in CPU_HEAD_SIZES), found
+    if found:
+        assert found[0].startswith("rollout.engine is 'vllm'; each attention head of model is 16 wide, and vLLM on a")
+        assert problems("quickstart", f"model.shape.num_heads={heads}", "rollout.engine=huggingface") == []
+        assert problems("quickstart", f"model.shape.num_heads={heads}", "pools.main.accelerator=gpu") == []
+
+
+def test_the_heads_of_a_judge_that_the_run_serves_are_looked_at_too():
+    shape = "{num_layers: 1, hidden_size: 16, intermediate_size: 16, num_heads: 1, vocab_size: 128}"
+    judge = f"{{serve: {{build: tiny, shape: {shape}}}}}"
+    said = the_problem("quickstart", f"reward.graders=[{{name: j, kind: judge, judge: {judge}}}]")
+    assert said.startswith("reward.graders.0.judge.engine is 'vllm'; each attention head of reward.graders.0.judge.ser")
+
+
+def test_shapes_that_were_read_from_a_folder_are_judged_as_given_ones():
+    config = load_config("quickstart")
+    narrow = config.model.shape.model_copy(update={"num_heads": 8})
+    assert [problem.path for problem in shape_problems(config, {"model": narrow})] == ["rollout.engine"]
+
+
+def test_dropout_in_adapters_is_refused_where_the_first_ratio_is_checked():
+    lora = [*WITH_ADAPTERS, "model.lora.dropout=0.1"]
+    said = the_problem("quickstart-grpo", *lora)
+    assert said.startswith("model.lora.dropout is 0.1; log-probs are recomputed before the update")
+    assert problems("quickstart-grpo", *lora, "algorithm.num_ppo_epochs=1", "algorithm.num_mini_batches=1") == []
+
+
+def test_adapters_of_a_model_that_is_only_read_are_refused():
+    model = "{path: /models/judge, lora: {rank: 4}}"
+    said = the_problem("quickstart", f"reward.graders=[{{name: g, kind: model, model: {model}}}]")
+    assert said.startswith("reward.graders.0.model.lora is 'given'; this model is only read")
+
+
+def test_an_engine_without_an_accelerator_or_behind_servers_is_not_offloaded():
+    assert the_problem("quickstart", "rollout.offload=true").startswith("rollout.offload is True; the engine works on")
+    gpu = ["pools.main.accelerator=gpu", "rollout.offload=true"]
+    assert problems("quickstart", *gpu) == []
+    found = problems("quickstart", *gpu, "rollout.servers.enabled=true", "roles.rollout.colocate=shared")
+    assert any(said.startswith("rollout.offload is True; servers take requests at any time") for said in found), found
+
+
+def test_flash_attention_is_refused_on_cpus_and_in_float32():
+    flash = "model.attention=flash_attention_2"
+    gpu = "pools.main.accelerator=gpu"
+    said = the_problem("quickstart", flash)
+    assert said.startswith("model.attention is 'flash_attention_2'; it is for accelerators and bfloat16, and here")
+    assert "gpu and float32" in the_problem("quickstart", flash, gpu)
+    assert problems("quickstart", flash, gpu, "model.dtype=bfloat16") == []

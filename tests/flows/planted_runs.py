@@ -221,15 +221,17 @@ class Judged:
     def error_of_sums(self) -> float:
         """Largest gap between the sum of a role's parts and the wall clock from commit to commit, as a share of that.
 
-        Over all iterations but the first, which has no commit before it.
+        Over all iterations but the first, which has no commit before it, and those in which the role had no task: the
+        last iteration of a run that samples ahead has no rollout.
         """
         lines = list(read_lines(self.folder / "metrics.jsonl"))[1:]
-        clock = sum(line["time/iteration"] for line in lines)
         totals: dict[str, float] = {}
-        for summary in self.report.complete[1:]:
+        clocks: dict[str, float] = {}
+        for line, summary in zip(lines, self.report.complete[1:], strict=True):
             for role in summary.times.roles:
                 totals[role.role] = totals.get(role.role, 0.0) + role.total
-        return max(abs(total - clock) / clock for total in totals.values())
+                clocks[role.role] = clocks.get(role.role, 0.0) + line["time/iteration"]
+        return max(abs(total - clocks[role]) / clocks[role] for role, total in totals.items())
 
 
 def run_plant(plant: Plant, run_dir: Path, seed: int) -> Judged:

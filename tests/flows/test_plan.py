@@ -77,6 +77,25 @@ def test_what_does_not_fit_is_told_to_programs_too(capsys: pytest.CaptureFixture
     assert sheet["no_fit"]["wanted"] == {"CPU": 8.0, "GPU": 1.0}
 
 
+def test_a_knob_that_the_algorithm_does_not_read_is_told(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "plan", "quickstart-grpo", "--set", "algorithm.name=gspo", "--json")
+    assert code == 0
+    assert not any("does not read it" in remark for remark in json.loads(out)["remarks"])
+    given = ("--set", "algorithm.clip_ratio_dual=3.0")
+    _, out, _ = run(capsys, "plan", "quickstart-grpo", "--set", "algorithm.name=gspo", *given, "--json")
+    assert "algorithm.clip_ratio_dual is set, and gspo does not read it" in json.loads(out)["remarks"]
+
+
+def test_a_model_whose_heads_no_engine_of_the_plan_takes_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    facts = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "vocab_size": 128}))
+    code, _, err = run(capsys, "plan", "quickstart", "--set", f"model={{path: {tmp_path}}}")
+    assert code == 2
+    assert "rollout.engine is 'vllm'; each attention head of model is 16 wide" in err
+
+
 def test_state_larger_than_the_accelerator_does_not_fit(capsys: pytest.CaptureFixture[str]):
     small = "(gpu=8,cpu=96,vram=8GiB)"
     code, out, _ = run(capsys, "plan", "gsm8k-qwen2.5-1.5b-8gpu-split-pools", "--nodes", small, "--json")

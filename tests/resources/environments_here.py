@@ -20,6 +20,16 @@ class Countdown:
         return f"{self.left} {self.say}", self.right / self.total, self.left == 0
 
 
+class Unsure:
+    """Gives no score."""
+
+    def reset(self, record: Mapping[str, Any]) -> None:
+        json.dumps(dict(record))
+
+    def step(self, text: str) -> tuple[str, Any, bool]:
+        return "well", None, False
+
+
 class Broken:
     """Raises in its second turn."""
 

@@ -17,6 +17,8 @@ from resources.replicas import LocalReplica
 from resources.request_serving import ServesRequests
 from resources.rollout_rows import RolloutRow, records_of, requests_of
 from resources.rollout_servers import RolloutServers
+from tasks.algorithms.diagnostics import finish_metrics
+from tasks.replies import add_sums
 from tests.resources.workers.tiny import MODEL
 from tests.tasks.local_cast import small_config
 
@@ -95,7 +97,8 @@ def test_an_episode_that_fails_is_left_out_and_told_and_the_others_stay(endpoint
     played = play(endpoint, "fail_in_turn", 12, seconds=8.0)
     assert [row.row_id for row in played.rows.rows] == [4, 10, 16, 22]
     causes = "\n".join(played.causes)
-    assert played.metrics["rollout/failed_episodes"] == 8.0
+    rounds = finish_metrics(add_sums([played.metrics, played.metrics]))
+    assert (played.metrics["rollout/failed_episodes"], rounds["rollout/failed_episodes"]) == (8.0, 16.0)
     for said in (
         "row 0: tests.resources.agents_here:fail_in_turn raised KeyError: 'board'",
         "row 2: tests.resources.agents_here:fail_in_turn ended its process",

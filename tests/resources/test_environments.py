@@ -75,6 +75,11 @@ def test_an_environment_that_raises_ends_its_own_episode_alone() -> None:
     assert int(shard["response_mask"].values().sum()) == 8
 
 
+def test_an_environment_that_gives_no_number_ends_its_own_episode_alone() -> None:
+    episodes, _ = run({"*": "a"}, [row(0), row(1)], "tests.resources.environments_here:Unsure")
+    assert [episode.score for episode in episodes] == [None, None]
+
+
 def test_turns_of_a_group_stay_with_one_worker() -> None:
     workers = [EnvWorker(COUNTDOWN), EnvWorker(COUNTDOWN)]
     group: Any = LocalGroup("env", workers)
@@ -91,10 +96,12 @@ def test_turns_of_a_group_stay_with_one_worker() -> None:
 def test_options_reach_the_environment_and_wrong_paths_are_named() -> None:
     made: Any = find_environment(COUNTDOWN, {"say": "remain"})()
     assert made.say == "remain"
-    with pytest.raises(EnvironmentPathError, match="has no class 'Chess'"):
+    with pytest.raises(EnvironmentPathError, match="has no function or class 'Chess'"):
         find_environment("tests.resources.environments_here:Chess", {})
     with pytest.raises(EnvironmentPathError, match="does not import"):
         find_environment("no_such_module:Env", {})
+    with pytest.raises(EnvironmentPathError, match=r"cannot be made with options \{'moves': 3\}: .* 'moves'"):
+        find_environment(COUNTDOWN, {"moves": 3})
 
 
 def test_reasoning_gym_scores_attempts_with_its_own_verifier() -> None:

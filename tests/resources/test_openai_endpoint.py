@@ -17,8 +17,9 @@ from resources.openai_episodes import EpisodeRows
 from resources.prompts import Prompt
 from resources.replicas import LocalReplica
 from resources.request_serving import ServesRequests
+from resources.requests_on_the_way import Completion
 from resources.rollout_rows import RolloutRow
-from resources.rollout_servers import Completion, RolloutServers
+from resources.rollout_servers import RolloutServers
 from tasks.algorithms.objectives import actor_objective
 from tests.resources.workers.tiny import MODEL, actor, plans, weights_of
 

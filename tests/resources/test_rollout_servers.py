@@ -15,7 +15,8 @@ from resources.engines.scripted import ScriptedEngine
 from resources.prefix_router import PrefixRouter
 from resources.replicas import LocalReplica, ReplicaLost
 from resources.request_serving import Orders, Report, ServesRequests
-from resources.rollout_servers import Completion, RequestLostError, RolloutServers
+from resources.requests_on_the_way import Completion, RequestLostError
+from resources.rollout_servers import QUIET_CALLS, RolloutServers
 from resources.served_engine import ServedEngine
 
 SAMPLING = Sampling(stop_token_ids=(2,))
@@ -66,6 +67,40 @@ def test_every_request_is_answered_in_order_with_the_noise_of_its_own_seed() -> 
     assert [answer.row_id for answer in answers] == list(range(40))
     assert [answer.token_ids for answer in answers] == [output.token_ids for output in alone]
     assert {answer.replica for answer in answers} == {"a", "b"}
+
+
+@pytest.mark.parametrize(("least_steps", "finished", "steps"), [(1, [0], 2), (5, [0, 1], 5), (100, [0, 1, 2], 6)])
+def test_a_call_ends_with_a_finished_response_but_not_before_its_least_steps(
+    least_steps: int, finished: list[int], steps: int
+) -> None:
+    worker = ScriptedReplica("a", seconds_per_token=0.01).worker
+    add = tuple((request(n, max_tokens=2 * (n + 1)), SAMPLING) for n in range(3))  # of 2, 4 and 6 tokens
+    report = worker.serve(Orders(add=add, steps=100, least_steps=least_steps))
+    assert ([output.row_id for output in report.finished], report.steps) == (finished, steps)
+
+
+def test_calls_are_whole_once_nobody_asks_again() -> None:
+    """The first calls tell of each response as it ends; later ones go on to their end, until a new request comes."""
+
+    class Recording(ScriptedReplica):
+        def send(self, orders: Orders) -> Callable[[], Report]:
+            sent.append(orders)
+            return super().send(orders)
+
+    sent: list[Orders] = []
+    servers = serve(Recording("a", seconds_per_token=0.02, length=64))
+    first = [servers.submit(request(n), SAMPLING) for n in range(2)]
+    while len(sent) < QUIET_CALLS + 3:
+        time.sleep(0.01)
+    servers.submit(request(9), SAMPLING)
+    wait(first, timeout=30)
+    servers.close()
+    asked = [index for index, orders in enumerate(sent) if orders.add]
+    begun, again = asked[-2], asked[-1]
+    assert [orders.least_steps for orders in sent[begun : begun + QUIET_CALLS]] == [1] * QUIET_CALLS
+    assert all(orders.least_steps == orders.steps for orders in sent[begun + QUIET_CALLS : again])
+    assert again > begun + QUIET_CALLS
+    assert sent[again].least_steps == 1
 
 
 def test_single_requests_join_while_others_decode() -> None:

@@ -40,6 +40,17 @@ def test_an_error_of_the_block_does_not_swallow_the_interrupt():
     assert isinstance(caught.value.__context__, ValueError)
 
 
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts a process
+    try:
+        with held_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_other_threads_need_no_holding():
     found: list[object] = []
 

@@ -64,7 +64,7 @@ def test_a_parameter_without_a_hint_or_of_a_type_json_lacks_is_refused_by_name()
 
 def test_tools_are_loaded_by_path_and_a_wrong_path_is_named() -> None:
     assert set(load_tools(("resources.tools.calculator:calculate",))) == {"calculate"}
-    with pytest.raises(ToolError, match="has no function 'subtract'"):
+    with pytest.raises(ToolError, match="has no function or class 'subtract'"):
         load_tools(("resources.tools.calculator:subtract",))
     with pytest.raises(ToolError, match=r"'no\.such' does not import"):
         load_tools(("no.such:thing",))

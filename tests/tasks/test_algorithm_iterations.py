@@ -1,6 +1,7 @@
 """Every algorithm of the config runs through the real steps; what needs scores while sampling gets them."""
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -85,6 +86,80 @@ def test_the_overlong_penalty_is_in_the_advantages_and_not_in_the_score(small_ca
     metrics = small_cast.run(config).iterate()
     assert metrics["reward/overlong_penalty"] == pytest.approx(-0.5)
     assert metrics["reward/penalised_score_mean"] == pytest.approx(metrics["reward/score_mean"] - 0.5)
+
+
+def test_the_whole_recipe_of_dapo_tells_the_score_without_the_penalty(small_cast: SmallCast):
+    config = small_config("algorithm.name=dapo", "algorithm.overlong={max_length: 8, buffer: 4, factor: 1.0}")
+    metrics = small_cast.run(config).iterate()
+    assert 0.0 < metrics["reward/score_mean"] < 1.0
+    assert metrics["reward/penalised_score_mean"] == pytest.approx(metrics["reward/score_mean"] - 0.5)
+
+
+@pytest.mark.parametrize("setting", ["normalise=true", "clip=0.25"])
+def test_the_score_is_told_as_the_graders_gave_it_whatever_is_trained_on(small_cast: SmallCast, setting: str):
+    run = small_cast.run(small_config("algorithm.name=rloo", f"reward.{setting}"), fresh=["reward"])
+    metrics = run.iterate()
+    run.context.groups["reward"].call("close")
+    right = metrics["reward/score_mean"]
+    assert metrics["reward/source/sorting/score_mean"] == right
+    deviation = (right * (1 - right)) ** 0.5  # scores are 0 or 1
+    assert metrics["reward/score_std"] == pytest.approx(deviation)
+    wanted = right / deviation if setting == "normalise=true" else 0.25 * right
+    assert metrics["reward/shaped_score_mean"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_scoring_update_and_reference_share_the_temperature_of_the_engine(small_cast: SmallCast):
+    """With one of them at temperature 1 the ratio before the first step, or the first KL, would not be of equals."""
+    config = small_config("rollout.sampling.temperature=0.5", "algorithm.kl.coef=0.1")
+    metrics = small_cast.run(config, fresh=["actor"]).iterate()
+    assert metrics["actor/optimizer_steps"] == 4.0
+    assert metrics["actor/reference_kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_an_entropy_bonus_is_given_the_entropy_and_no_other_run_pays_for_it(small_cast: SmallCast):
+    metrics = [small_cast.run(small_config(f"algorithm.entropy_coef={coef}")).iterate() for coef in (0.01, 0.0)]
+    assert 0.0 < metrics[0]["actor/entropy"] < math.log(128)
+    assert "actor/entropy" not in metrics[1]
+
+
+def test_the_kl_in_the_reward_is_paid_at_the_coefficient_of_the_iteration(small_cast: SmallCast):
+    """The first iteration has no distance to the reference, so both runs come to the same policy before the second."""
+    returns, distances = [], []
+    for coef in (0.01, 2.0):
+        config = small_config(
+            f"algorithm.kl.coef={coef}", "algorithm.gae_lambda=1.0", "actor.optimizer.lr=1e-2", "rollout.group_size=1",
+            "data.prompts_per_iteration=32",
+        )  # fmt: skip
+        run = small_cast.run(config, fresh=["actor", "critic"])
+        run.iterate()
+        metrics = run.iterate()
+        returns.append(metrics["critic/return"])
+        distances.append(metrics["actor/reference_kl"])
+    assert distances[0] == pytest.approx(distances[1], rel=1e-4)
+    assert distances[0] > 0.0
+    assert returns[0] - returns[1] > 0.1 * (2.0 - 0.01) * distances[0]
+
+
+def test_an_iteration_stops_at_its_target_kl_and_not_before(small_cast: SmallCast):
+    steps = {}
+    for target in (1e-12, 10.0):  # of four steps the first is taken in any case: nothing has moved before it
+        run = small_cast.run(small_config(f"algorithm.target_kl={target}", "actor.optimizer.lr=1e-2"), fresh=["actor"])
+        metrics = run.iterate()
+        steps[target] = (metrics["actor/optimizer_steps"], metrics["actor/early_stops"] if target < 1 else 0.0)
+    assert steps == {1e-12: (1.0, 1.0), 10.0: (4.0, 0.0)}
+
+
+def test_rows_that_are_too_old_are_told_by_the_version_that_is_trained(small_cast: SmallCast):
+    options = ("algorithm.name=rloo", "algorithm.kl.coef=0.0", "algorithm.correction.max_staleness=0")
+    run = small_cast.run(small_config(*options), fresh=["rollout"])
+    config = run.config
+    at = run.state.stamp(config, 1)
+    with use_host(run.context):
+        batch = call_step(rollout, at, at.policy_version)
+        done = [batch, *(call_step(one, at, batch) for one in (reward, actor_log_probs))]
+        later = replace(at, policy_version=at.policy_version + 1)
+        metrics = call_step(advantage, later, done).metrics
+    assert (metrics["rollout/stale_rows"], metrics["rollout/staleness"]) == (32.0, 1.0)
 
 
 def test_sources_have_groups_of_their_own_size(small_cast: SmallCast):

@@ -53,7 +53,13 @@ def test_an_unknown_rule_is_refused_with_those_there_are():
 
 def test_the_over_long_penalty_takes_the_length_limit_of_the_rollout():
     assert build(function="overlong_penalty", options={"buffer": 8}).options == {"buffer": 8, "max_length": 32}
-    assert build(function="overlong_penalty").options == {}
+    with pytest.raises(ValueError, match="has no option buffer, without which the penalty is always 0"):
+        build(function="overlong_penalty")
+
+
+def test_a_score_of_an_environment_needs_one():
+    with pytest.raises(ValueError, match="reads the score of an environment, and there is none"):
+        build(function="environment_score")
 
 
 def test_the_verifier_of_mathematics_runs_in_the_worker_s_own_processes():
@@ -114,7 +120,10 @@ def checked(*graders: str) -> str:
         ("function: numeric_answer, options: {tolerance: 1}", "no option 'tolerance'; it takes []"),
         ("function: response_format, options: {pattern: '('}", "pattern '(', which is no regular expression"),
         ("function: overlong_penalty, options: {max_length: 3, buffer: 9}", "over-long buffer is 9 and max_length 3"),
-        ("function: overlong_penalty, options: {max_length: 3}", "over-long buffer is None and max_length 3"),
+        (
+            "function: overlong_penalty, options: {max_length: 3}",
+            "has no option buffer, without which the penalty is always 0",
+        ),
         ("kind: sandbox, options: {wall_second: 1}", "no option 'wall_second'"),
         ("kind: sandbox, options: {wall_seconds: 0}", "wall_seconds 0; a limit is a number above 0"),
         ("kind: sandbox, options: {memory_bytes: -1}", "memory_bytes -1; a limit is a number above 0"),

@@ -1,12 +1,16 @@
 """From the configuration to what workers run: every algorithm builds, and a hook that is not there is named."""
 
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
-from configs.algorithm_defaults import DEFAULTS
+from configs.algorithm_defaults import DEFAULTS, READERS
 from configs.load import load_config
+from configs.run import RunConfig
 from tasks.algorithms.objectives import policy_loss_knobs
 from tasks.objectives_of import actor_columns, actor_loss, advantage_columns, advantage_function, critic_loss
 
@@ -32,21 +36,57 @@ def test_the_actor_reads_reference_log_probs_only_for_a_kl_in_the_loss():
     assert "ref_log_probs" in actor_columns(in_loss)
 
 
-def test_the_users_own_loss_gets_the_numbers_of_the_config():
-    config = load_config("quickstart", ["algorithm.loss=math:hypot"])
-    assert actor_loss(config).keywords["aggregation"] == "token-mean"
+def advantage_of(config: RunConfig) -> partial:
+    return advantage_function(config, 0.0, 1)
 
 
-def test_a_loss_that_does_not_exist_is_named_with_its_key():
-    config = load_config("quickstart", ["algorithm.loss=math:nothing"])
-    with pytest.raises(ValueError, match=r"algorithm\.loss is 'math:nothing'"):
-        actor_loss(config)
+@pytest.mark.parametrize(
+    ("setting", "build", "keyword"),
+    [
+        ("algorithm.clip_ratio_low=0.11", actor_loss, "clip_ratio_low"),
+        ("algorithm.clip_ratio_high=0.12", actor_loss, "clip_ratio_high"),
+        ("algorithm.clip_ratio_dual=3.0", actor_loss, "clip_ratio_dual"),
+        ("algorithm.entropy_coef=0.13", actor_loss, "entropy_coef"),
+        ("algorithm.aggregation=token-sum", actor_loss, "aggregation"),
+        ("algorithm.kl.estimator=k2", actor_loss, "kl_estimator"),
+        ("rollout.max_response_length=7", actor_loss, "max_response_length"),
+        ("algorithm.value_clip=0.14", critic_loss, "value_clip"),
+        ("algorithm.gamma=0.9", advantage_of, "gamma"),
+        ("algorithm.gae_lambda=0.8", advantage_of, "gae_lambda"),
+        ("algorithm.whiten_advantages=false", advantage_of, "whiten_advantages"),
+        ("algorithm.scale_by_std=true", advantage_of, "scale_by_std"),
+        ("algorithm.pass_k=5", advantage_of, "pass_k"),
+        ("algorithm.bootstrap_truncated=true", advantage_of, "bootstrap_truncated"),
+        ("algorithm.correction.mode=icepop", advantage_of, "correction"),
+        ("algorithm.correction.lower=0.5", advantage_of, "correction_lower"),
+        ("algorithm.correction.upper=1.5", advantage_of, "correction_upper"),
+    ],
+)
+def test_a_setting_reaches_the_function_that_reads_it(setting: str, build: Callable[..., partial], keyword: str):
+    value = yaml.safe_load(setting.partition("=")[2])
+    plain, changed = (build(load_config("quickstart", given)).keywords[keyword] for given in ((), (setting,)))
+    assert changed == value != plain
 
 
-def test_a_module_that_does_not_import_is_named_with_its_key():
-    config = load_config("quickstart", ["algorithm.advantage=no_such_module:f"])
-    with pytest.raises(ValueError, match="does not import"):
-        advantage_function(config, 0.0, 1)
+@pytest.mark.parametrize(("place", "is_paid"), [("reward", True), ("loss", False)])
+def test_the_kl_has_one_place(place: str, is_paid: bool):
+    config = load_config("quickstart", ["algorithm.kl.coef=0.3", f"algorithm.kl.place={place}"])
+    reward, loss = advantage_function(config, 0.2, 1).keywords, actor_loss(config).keywords
+    assert (reward["kl_in_reward"], reward["kl_coef"]) == (is_paid, 0.2)  # the controller's, of this iteration
+    assert loss["kl_coef"] == (0.0 if is_paid else 0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "keyword", "value"),
+    [
+        ("kl_cov", "covariance_kl_coef=0.7", "covariance_kl_coef", 0.7),
+        ("sapo", "soft_temperature_positive=0.8", "temperature_positive", 0.8),
+        ("sapo", "soft_temperature_negative=0.9", "temperature_negative", 0.9),
+    ],
+)
+def test_a_setting_of_one_loss_alone_reaches_it(name: str, setting: str, keyword: str, value: float):
+    config = load_config("quickstart-grpo", [f"algorithm.name={name}", f"algorithm.{setting}"])
+    assert actor_loss(config).keywords[keyword] == value
 
 
 ONE_STEP = ("algorithm.num_mini_batches=1", "algorithm.num_ppo_epochs=1")
@@ -69,7 +109,8 @@ def test_old_log_probs_are_left_out_only_where_one_step_makes_them_itself(overri
     config = load_config("quickstart-grpo", [*ONE_STEP, *overrides])
     assert config.recomputes_log_probs == is_needed
     assert ("old_log_probs" in actor_columns(config)) == is_needed
-    assert is_needed or "old_log_probs" not in advantage_columns(config)
+    assert ("old_log_probs" in advantage_columns(config)) == is_needed
+    assert ("rollout_log_probs" in advantage_columns(config)) == is_needed
 
 
 def vetted_rows() -> dict[str, list[str]]:
@@ -89,4 +130,6 @@ def test_the_page_of_algorithms_has_the_vetted_settings_and_the_knobs_that_are_r
     assert kl == f"{vetted.kl_place}, {vetted.kl_estimator}"
     named = vetted_rows()["ppo" if "as `ppo`" in knobs else "grpo"][2] + knobs if "as `" in knobs else knobs
     for knob in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_dual", "covariance_kl_coef"):
-        assert (f"`{knob}`" in named) == (knob in read), knob
+        assert (f"`{knob}`" in named) == (knob in read) == (name in READERS[knob]), knob
+    for knob in set(READERS) - {"clip_ratio_low", "clip_ratio_high", "clip_ratio_dual", "gamma"}:
+        assert (f"`{knob}`" in named) == (name in READERS[knob]), knob

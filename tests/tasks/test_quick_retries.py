@@ -1,12 +1,16 @@
-"""A server whose database is locked for a moment is asked again soon."""
+"""A server whose database is locked for a moment is asked again soon, and an idle connection is dropped in time."""
 
 import asyncio
+import contextlib
+import socket
+import threading
+import time
 
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.api import hint_retry, hooked_clients
+from tasks.api import IDLE_SECONDS, hint_retry, hooked_clients
 
 
 def test_each_refusal_of_a_request_is_followed_by_a_longer_pause():
@@ -40,3 +44,36 @@ def test_clients_of_both_kinds_that_flows_make_are_told_when_to_ask_again():
         assert asyncio.run(is_hooked())
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         assert not asyncio.run(is_hooked())
+
+
+def test_a_connection_is_given_up_before_a_server_closes_it():
+    """One that the server closes while a request is on its way costs Prefect's client two seconds."""
+    accepted: list[socket.socket] = []
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                accepted.append(listener.accept()[0])
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(accepted[-1],), daemon=True).start()
+
+    def answer(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while connection.recv(65536):
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ntrue")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        with temporary_settings({PREFECT_API_URL: url}), hooked_clients():
+            client = get_client(sync_client=True)._client
+            for pause in (0.0, IDLE_SECONDS + 0.2):
+                client.get("/health")
+                time.sleep(pause)
+            client.get("/health")
+            client.close()
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in accepted:
+        connection.close()
+    assert len(accepted) == 2  # the first two requests share a connection; the third comes too late for it

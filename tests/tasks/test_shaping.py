@@ -58,6 +58,15 @@ def test_the_penalty_changes_advantages_and_is_told_apart_from_the_score():
     assert to_padded(new.get("advantages"))[:, 1].tolist() == [0.5, -0.5, 0.0, 0.0]
     assert metrics["reward/overlong_penalty"] == -1.0
     assert metrics["reward/penalised_score_mean"] / metrics["reward/penalised_score_mean/count"] == 0.25
+    assert metrics["reward/score_mean"] / metrics["reward/score_mean/count"] == 0.5
+
+
+def test_scores_that_were_rescaled_do_not_go_by_the_name_of_the_graders_scores():
+    fn = partial(estimate_advantages, estimator="dr_grpo", **SETTINGS)
+    metrics, _ = advantages_of_rows(
+        rows([2.0, 0.0, 2.0, 0.0], [0] * 4), estimator=fn, shaping=Shaping(is_rescaled=True)
+    )
+    assert metrics["reward/shaped_score_mean"] / metrics["reward/shaped_score_mean/count"] == 1.0
     assert "reward/score_mean" not in metrics
 
 

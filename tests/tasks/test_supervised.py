@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from configs.load import check_config, dump_config
-from configs.model import ModelConfig
+from configs.model import LoraConfig, ModelConfig
 from configs.run import RunConfig
 from resources.local_group import LocalGroup
 from resources.prompt_sources import PromptError
@@ -116,6 +116,27 @@ def test_a_reward_model_learns_the_preference_and_loads_in_transformers(tmp_path
     groups["reward"].call("close")
     assert metrics["reward/grader/liked/score_mean"] == pytest.approx(metrics["reward/score_mean"])
     assert metrics["reward/groups_with_signal"] > 0.5
+
+
+def test_a_reward_model_with_adapters_keeps_its_trunk_and_is_exported_merged(tmp_path: Path):
+    config = small_config(pairs(tmp_path / "pairs.jsonl", 40), "sft.optimizer.lr=1e-2")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": LoraConfig(rank=2)})})
+    run = reward_run(config)
+    scalar = run.context.group("reward_trainer").workers[0].module.scalar
+    trunk = {name: one.detach().clone() for name, one in scalar.named_parameters() if "base_layer" in name}
+    at = replace(run.state.stamp(config, 1), count=20)
+    with use_host(run.context):
+        rows = call_step(preferences, at)
+        call_step(reward_model_fit, at, rows, 2)
+        call_step(publish_reward_model, at, str(tmp_path / "model"))
+    assert all(torch.equal(dict(scalar.named_parameters())[name], one) for name, one in trunk.items())
+
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    ids = torch.tensor([[5, 9, 30, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits[:, 0], scalar.read(ids)[:, -1], atol=1e-5, rtol=1e-5)
+    merged = model.model.layers[0].self_attn.q_proj.weight
+    assert not torch.equal(merged, trunk["model.layers.0.self_attn.q_proj.base_layer.weight"])
 
 
 def test_micro_batches_hold_whole_pairs_on_every_rank():

@@ -312,11 +312,6 @@ def test_facts_tell_tokens_slots_and_finish_times(vllm_engine):
     assert set(facts.finish_seconds) == {output.row_id for output in outputs}
 
 
-def test_too_low_a_temperature_is_refused():
-    with pytest.raises(ValueError, match=r"temperature is 0\.001"):
-        Sampling.from_config(SamplingConfig(temperature=0.001), [STOP])
-
-
 def test_stop_tokens_are_the_models_and_the_configs():
     assert Sampling.from_config(SamplingConfig(stop_token_ids=(9, 4)), [STOP, 9]).stop_token_ids == (2, 4, 9)
 
@@ -335,3 +330,11 @@ def test_seeded_rows_longer_than_one_step_together_are_sampled(vllm_engine):
     # 100 prompts of 60 tokens exceed a step's 4096; vLLM would cut one prefill in two and fail on a CPU.
     outputs = vllm_engine.generate(requests_for(range(100), length=60, max_tokens=2), Sampling())
     assert [len(output.token_ids) for output in outputs] == [2] * 100
+
+
+def test_the_rules_know_the_widths_of_heads_that_vllm_has_on_a_cpu():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    from configs.parallel_rules import CPU_HEAD_SIZES
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()

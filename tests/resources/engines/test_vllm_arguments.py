@@ -15,7 +15,9 @@ ENGINE = {
 }
 """Field -> vLLM's name for it, and a value that is not the default."""
 GIVEN_BY_THE_WORKER = {"dtype", "max_model_length", "seed_offset", "max_response_length", "sampling", "group_size"}
-NOT_THE_ENGINES = {"engine", "scripted", "weight_sync", "bucket_bytes", "tools", "servers", "stuck_response_seconds"}
+NOT_THE_ENGINES = {
+    "engine", "scripted", "weight_sync", "bucket_bytes", "tools", "servers", "stuck_response_seconds", "offload",
+}  # fmt: skip
 
 
 def arguments(rollout: RolloutConfig, *, is_cpu: bool = True, **changes) -> dict:

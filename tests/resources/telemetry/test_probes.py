@@ -46,6 +46,17 @@ def test_decode_cost_is_split_into_steps_and_tokens():
     assert facts["decode_token_seconds"] == pytest.approx(0.001)
 
 
+def test_a_step_whose_slots_were_refilled_is_one_step():
+    """Eight slots; two rows end in the first step, two that waited take part in the second: 8 tokens each, 10 ms."""
+    probe = gauge(8, 0.0, 0.0, 0.010, 0.020, 0.020)
+    probe.observe(running=8, waiting=2, tokens=0)
+    probe.observe(running=6, waiting=2, tokens=8, steps=1)
+    probe.observe(running=8, waiting=0, tokens=16, steps=1)
+    facts = probe.facts()
+    assert facts["decode_steps"] == 2
+    assert facts["decode_step_seconds"] + 8 * facts["decode_token_seconds"] == pytest.approx(0.010)
+
+
 def test_a_batch_that_never_changes_size_cannot_split_the_cost_but_explains_it():
     step, token = fit_decode_cost([100.0**2, 100.0 * 800, 800.0**2, 100.0 * 2, 800.0 * 2]) or (0.0, 0.0)
     assert step * 100 + token * 800 == pytest.approx(2.0)

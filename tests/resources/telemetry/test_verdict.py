@@ -220,6 +220,11 @@ def test_a_rollout_that_fills_the_step_without_a_tail_is_compute_bound():
     assert "roles.rollout.tensor_parallel" in verdict.change
 
 
+def test_a_role_that_fills_the_step_beside_another_as_long_is_not_compute_bound():
+    made = iteration(seconds={"reward": 19.8, "reference": 20.0}, facts={"reward": grader_facts([19.8])})
+    assert verdict_of(made).is_balanced  # the reference computes for four fifths of the path, and would gain 0.2 s
+
+
 def test_a_grader_hidden_by_a_slower_sibling_is_not_the_bottleneck():
     made = iteration(seconds={"reward": 3.9, "reference": 4.0}, facts={"reward": grader_facts([3.9])})
     verdict = verdict_of(made)
@@ -286,6 +291,34 @@ def test_a_reward_that_queues_behind_the_actor_on_its_pool_is_a_shared_pool():
     found = {candidate.cause: candidate for candidate in find_candidates(timeline)}
     assert found[Cause.SHARED_POOL].gain_seconds == pytest.approx(2.0)
     assert found[Cause.SHARED_POOL].role == "reward"
+
+
+def test_a_slow_rank_holds_up_the_role_that_begins_on_the_fast_rank_before_the_slow_one_is_through():
+    actor = (
+        RankSpan(rank=0, start=2.0, end=7.0, communication_seconds=4.0),
+        RankSpan(rank=1, start=2.0, end=7.01),
+    )
+    critic = (
+        RankSpan(rank=0, start=7.005, end=8.5, queue_seconds=5.005),
+        RankSpan(rank=1, start=7.02, end=8.5, queue_seconds=5.02),
+    )
+    rollout = (RankSpan(rank=0, start=0.0, end=2.0),)
+    tasks = [
+        TaskSpan(iteration=0, task="rollout", role="rollout", pool="engines", started=0.0, ended=2.0, ranks=rollout),
+        TaskSpan(
+            iteration=0, task="actor-update", role="actor", pool="main", started=2.0, ended=7.01,
+            upstream=("rollout",), ranks=actor,
+        ),
+        TaskSpan(
+            iteration=0, task="critic-update", role="critic", pool="main", started=2.0, ended=8.5,
+            upstream=("rollout",), ranks=critic,
+        ),
+    ]  # fmt: skip
+    timeline, times = attribute(tasks, start=0.0, end=8.5)
+    verdict = judge(timeline)
+    assert (verdict.role, verdict.cause) == ("actor", Cause.SLOW_RANK)
+    assert verdict.gain_seconds == pytest.approx(4.01)  # rank 1 worked 5.01 s, rank 0 one second
+    assert sum(role.total for role in times.roles if role.role == "critic") == pytest.approx(8.5)
 
 
 def test_unmeasured_evidence_reads_as_a_question_mark():

@@ -294,6 +294,26 @@ def test_a_runs_spans_give_back_its_own_step(tmp_path: Path):
     assert any("CPU seconds" in note for note in prediction.assumptions)
 
 
+def test_a_rollout_in_waves_gives_back_its_own_step(tmp_path: Path):
+    """64 rows of 4 or 16 tokens in 16 slots: 40 steps full, and the last wave's tail of about seven."""
+
+    def engine(begin: float, end: float) -> list[RankSpan]:
+        facts = {
+            "rows": 64, "slots": 16, "response_length_max": 16, "response_length_mean": 10.0, "tokens": 640,
+            "response_length_histogram": {"4": 32, "16": 32}, "decode_steps": 47,
+            "decode_step_seconds": 0.06, "decode_token_seconds": 0.0,
+        }  # fmt: skip
+        return [RankSpan(rank=0, start=begin, end=end, facts=facts)]
+
+    runs = [iteration(n, 10.0 * n, seconds={"rollout": 47 * 0.06}, ranks={"rollout": engine}) for n in range(3)]
+    record = run_record(prompts_per_iteration=16, group_size=4, max_running_sequences=16)
+    measured = measure_profile(SpanReader(path=write_run(tmp_path, runs, record)).iterations(), record)
+    assert measured.rollout is not None
+    assert measured.rollout.overhead_seconds == pytest.approx(0.0, abs=1e-9)
+    predicted = predict(measured, measured_topology(measured)).step_seconds
+    assert predicted == pytest.approx(measured.measured_step_seconds, rel=0.05)
+
+
 def test_graders_that_overlapped_beyond_their_processes_do_so_again(tmp_path: Path):
     """32 calls of 1 s in 2 s, though only two processes were configured: the step is predicted as it was."""
     facts = grader_facts([1.0] * 32, workers=2)

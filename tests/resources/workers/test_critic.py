@@ -54,6 +54,19 @@ def test_a_critic_beside_an_actor_with_adapters_is_trained_whole():
     assert all(parameter.requires_grad for parameter in worker.module.parameters())
 
 
+def test_adapters_of_the_critics_own_model_are_trained_beside_its_head_and_nothing_else():
+    adapted = MODEL.model_copy(update={"lora": LoraConfig(rank=2)})
+    worker = CriticWorker(MODEL, CriticConfig(model=adapted), 0, threads=1)
+    before = {name: tensor.detach().clone() for name, tensor in worker.module.named_parameters()}
+    rows = make_rows(7)
+    rows = join_columns([rows, worker.estimate_values(rows)[1]])
+    worker.update(rows, plans(rows)[0], VALUE_LOSS)
+    moved = {name for name, tensor in worker.module.named_parameters() if not torch.equal(tensor, before[name])}
+    assert "score.weight" in moved
+    assert all(".lora_B." in name for name in moved - {"score.weight"})  # A moves once B is no longer 0
+    assert len(moved) == 1 + 2 * 7  # two layers of seven matrices each
+
+
 def test_a_critic_can_start_from_a_reward_model(tmp_path):
     scalar = build_value_model(MODEL, seed=3)
     with torch.no_grad():

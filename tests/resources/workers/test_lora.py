@@ -45,6 +45,12 @@ def test_only_the_adapters_learn_and_the_reference_stays():
     assert all(".lora_" in name for name in worker.state()["tensors"] if name != "rank.rng")
 
 
+def test_a_target_that_no_layer_is_called_is_refused_although_another_one_is_there():
+    lora = LoraConfig(rank=2, target_modules=("q_proj", "gate"))
+    with pytest.raises(ValueError, match=r"has \['gate'\], which no layer of the model is called; .*'gate_proj'"):
+        actor(LORA.model_copy(update={"lora": lora}))
+
+
 def test_three_exports_send_the_merged_weight_each_time_and_leave_the_base():
     """W=2, A=2, B=1, scale 0.5: 3 is sent each time, W stays 2."""
     layer = nn.Linear(1, 1, bias=False)

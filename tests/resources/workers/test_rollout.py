@@ -1,6 +1,8 @@
 """The rollout worker: whose rows, which ids, which columns, and what streams out."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,12 @@ from configs.model import ModelConfig, ModelShape
 from configs.rollout import RolloutConfig, SamplingConfig, ScriptedConfig
 from resources.batch import concat_rows, row_lengths, select_rows, validate
 from resources.dispatch import marked_methods
+from resources.engines.scripted import ScriptedEngine
 from resources.graders import FinishedRow
 from resources.prompt_sources import PromptError
-from resources.workers.rollout import RolloutWorker
+from resources.workers.rollout import RolloutWorker, _lost
+from tasks.algorithms.diagnostics import finish_metrics
+from tasks.replies import add_sums
 from tasks.rollout import ROLLOUT_COLUMNS
 
 SHAPE = ModelShape(num_layers=2, hidden_size=64, intermediate_size=128, num_heads=2, vocab_size=104, max_positions=128)
@@ -243,3 +248,51 @@ def test_every_stop_token_of_the_config_ends_a_response():
     assert row_lengths(shard.get("input_ids")).tolist() == [
         p + r for p, r in zip(shard["prompt_lengths"].tolist(), shard["response_lengths"].tolist(), strict=True)
     ]
+
+
+class Sleeper(ScriptedEngine):
+    """Notes what it is told, and refuses what a sleeping engine cannot do."""
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        super().__init__(rollout, vocab_size=SHAPE.vocab_size, encode=lambda text: [5] * len(text))
+        self.told: list[str] = []
+
+    def sleep(self) -> None:
+        self.told.append("sleep")
+
+    def wake(self) -> None:
+        self.told.append("wake")
+
+    def generate(self, *args, **kwargs):
+        assert self.told[-1:] != ["sleep"]
+        self.told.append("generate")
+        return super().generate(*args, **kwargs)
+
+    def begin_update(self) -> None:
+        assert self.told[-1:] != ["sleep"]
+        self.told.append("weights")
+
+
+def test_an_engine_that_is_offloaded_sleeps_after_each_rollout_and_wakes_for_work_and_for_weights():
+    rollout = RolloutConfig(engine="scripted", scripted=SCRIPT, max_response_length=8, offload=True)
+    worker = RolloutWorker(rollout, MODEL, DATA, 0, validation=VALIDATION, engine=Sleeper(rollout))
+    worker.sample(0, 0, 2, 1, 0)
+    worker.evaluate(2)
+    worker.begin_weights()
+    worker.sample(0, 2, 2, 1, 1)
+    assert worker.engine.told == [
+        "generate", "sleep", "wake", "generate", "sleep", "wake", "weights", "generate", "sleep",
+    ]  # fmt: skip
+
+
+def test_an_engine_that_is_not_offloaded_stays_where_it_is():
+    rollout = RolloutConfig(engine="scripted", scripted=SCRIPT, max_response_length=8)
+    worker = RolloutWorker(rollout, MODEL, DATA, 0, engine=Sleeper(rollout))
+    worker.sample(0, 0, 2, 1, 0)
+    assert worker.engine.told == ["generate"]
+
+
+def test_lost_rows_of_several_rounds_add_up():
+    engine: Any = SimpleNamespace(lost={0: "late"}, new_redispatches=lambda: 2)
+    rounds = [_lost(engine, [None, None]), _lost(engine, [None, None, None])]
+    assert finish_metrics(add_sums(rounds)) == {"rollout/lost_rows": 2.0, "rollout/redispatches": 4.0}

@@ -225,3 +225,13 @@ def test_a_batch_of_no_rows_has_no_advantages(estimator: str) -> None:
     new, metrics = estimate_advantages(nothing, estimator=estimator, **NEUTRAL | {"whiten_advantages": True})
     assert new["advantages"].shape == (0, 4)
     assert "reward/score_mean" not in finish_metrics(metrics)
+
+
+def test_the_gap_to_the_engine_is_told_without_a_correction_and_changes_nothing() -> None:
+    columns = batch() | {"old_log_probs": torch.full((4, 4), -2.0), "rollout_log_probs": torch.full((4, 4), -2.0)}
+    columns["rollout_log_probs"][0, 1] = -2.9  # one of ten sampled tokens
+    columns["rollout_log_probs"][0, 0] = 50.0  # of a prompt
+    new, metrics = estimate_advantages(columns, estimator="rloo", **NEUTRAL)
+    assert finish_metrics(metrics)["rollout/log_prob_gap"] == pytest.approx(0.09)
+    assert new["train_mask"].equal(columns["response_mask"])
+    assert "correction_weights" not in new

@@ -1,6 +1,4 @@
-import functools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from tasks.rewards.length import overlong_penalty
 from tasks.rewards.reasoning_gym_answer import reasoning_gym_answer
 from tasks.rewards.response_format import response_format
 from tasks.rewards.score import Score, as_score, as_scores
-from tasks.rewards.table import GRADERS, find_grader
 
 
 def test_an_exact_answer_has_one_spelling() -> None:
@@ -163,31 +160,3 @@ def test_the_grader_sees_the_sampled_text_and_the_reward_lies_on_its_last_token(
     assert text == "assistant final"
     assert exact_answer("", text, "assistant final", {}).value == 1.0
     assert spread_scores(tensor([1.0]), mask).argmax().item() == 1
-
-
-def test_graders_are_found_by_name_and_by_path_with_their_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_own_grader.py").write_text(
-        "def shout(prompt, response, answer, extra):\n    return response.isupper()\nx = 1\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert find_grader("exact_answer") is GRADERS["exact_answer"]
-    bound = find_grader("overlong_penalty", {"max_length": 20, "buffer": 5})
-    assert isinstance(bound, functools.partial)
-    assert bound("", "", "", {"response_length": 18}) == Score(-0.6)
-    assert as_score(find_grader("my_own_grader:shout")("", "HA", "", {}), "shout") == Score(1.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("exact", "known are"),
-        ("no_such_module_of_mine:f", "does not import"),
-        ("math:no_such_function", "has no function 'no_such_function'"),
-        ("math:pi", "has no function 'pi'"),
-    ],
-)
-def test_a_grader_that_is_not_there_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        find_grader(name)

@@ -1,0 +1,77 @@
+"""What a run is refused for before anything is started: what it reads, and the functions that it would call.
+
+A grader or a hook of the user's is called when the first responses are there; that it does not exist, or takes other
+arguments, is known now.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+from configs.problems import UNSAID, ConfigError, Problem
+from configs.run import RunConfig
+from resources.code_grader import CodeSettings
+from resources.grader_pool import GraderImportError, PoolFunction, check_functions
+from resources.grader_process import load_function
+from resources.input_check import check_inputs
+from resources.sandbox import Sandbox, SandboxUnavailableError
+from tasks.graders_of import build_grader
+
+OF_THE_RESPONSE_ALONE = ("overlong_penalty", "response_format")
+"""Rules that need nothing of the row, so that an empty response shows whether their options make sense."""
+_EMPTY = {"prompt": "", "response": "", "answer": "", "extra": {"response_length": 0, "finish_reason": "stop"}}
+
+
+def check_start(config: RunConfig) -> None:
+    """Raises ConfigError with every problem; see `check_inputs` for clusters elsewhere."""
+    problems: list[Problem] = []
+    try:
+        check_inputs(config)
+    except ConfigError as error:
+        problems += error.problems
+    problems += [*_grader_problems(config), *_hook_problems(config)]
+    if problems:
+        raise ConfigError(config.name, problems)
+
+
+def _grader_problems(config: RunConfig) -> Iterator[Problem]:
+    blocks = [grader.judge.api_key_block for grader in config.reward.graders if grader.judge is not None]
+    unread = {block: "" for block in blocks if block is not None}  # Prefect is asked for keys when it is there
+    for index, grader in enumerate(config.reward.graders):
+        path = f"reward.graders.{index}"
+        try:
+            built = build_grader(config, grader, unread)
+            if built.kind == "rule":
+                rule = load_function(str(built.function), built.options, is_group_wise=built.is_group_wise)
+                if grader.function in OF_THE_RESPONSE_ALONE:
+                    rule(_EMPTY)
+        except (TypeError, ValueError, re.error) as error:
+            yield Problem(path, UNSAID, str(error))
+            continue
+        if isinstance(built.backend, CodeSettings) and config.ray.address is None:
+            try:
+                Sandbox(built.backend.limits, 1, is_unsafe=built.backend.is_unsafe)
+            except SandboxUnavailableError as error:
+                yield Problem(path, UNSAID, f"grader {grader.name!r}: {error}")
+        if built.kind == "python" and config.ray.address is None:
+            function = PoolFunction(
+                target=str(built.function), options=built.options, is_group_wise=built.is_group_wise
+            )
+            try:
+                asyncio.run(check_functions([function]))
+            except GraderImportError as error:
+                way_out = "write module:function of something this Python imports; see code.import_paths"
+                yield Problem(f"{path}.function", grader.function, str(error), way_out)
+
+
+def _hook_problems(config: RunConfig) -> Iterator[Problem]:
+    algorithm = config.algorithm
+    if config.ray.address is not None or (algorithm.advantage is None and algorithm.loss is None):
+        return
+    from tasks.objectives_of import actor_loss, advantage_function  # imports torch
+
+    for build in (lambda: advantage_function(config, 0.0, 0), lambda: actor_loss(config)):
+        try:
+            build()
+        except ValueError as error:
+            yield Problem("algorithm", UNSAID, str(error))

@@ -1,0 +1,88 @@
+"""Settings that would silently do nothing, or tell something else than they say, are refused."""
+
+import pytest
+
+from tests.configs.test_rules import problems, the_problem
+
+ONE_STEP = ["algorithm.num_ppo_epochs=1", "algorithm.num_mini_batches=1"]
+
+
+def test_a_target_kl_with_no_second_step_to_leave_out_is_refused():
+    said = the_problem("quickstart", "algorithm.target_kl=0.1", *ONE_STEP)
+    assert said.startswith("algorithm.target_kl is 0.1; an iteration has one optimizer step")
+    assert problems("quickstart", "algorithm.target_kl=0.1", ONE_STEP[0]) == []
+
+
+def test_a_lower_bound_that_a_rejection_does_not_read_is_refused():
+    lower = "algorithm.correction.lower=0.5"
+    said = the_problem("quickstart", "algorithm.correction.mode=reject-k3", lower)
+    assert said.startswith("algorithm.correction.lower is 0.5; reject-k3 rejects what is above `upper`")
+    assert problems("quickstart", "algorithm.correction.mode=reject-k1", lower) == []
+
+
+def test_decoupled_ppo_is_not_corrected_twice():
+    decoupled = "algorithm.name=decoupled_ppo"
+    said = the_problem("quickstart", decoupled, "algorithm.correction.mode=icepop")
+    assert said.startswith("algorithm.correction.mode is 'icepop'; decoupled_ppo weighs its loss")
+    assert problems("quickstart", decoupled, "algorithm.correction.mode=off") == []
+
+
+def test_a_curriculum_whose_prompts_cannot_be_solved_is_refused():
+    curriculum = ["data.curriculum=skip_solved", "reward.clip=0.5"]
+    assert "so that no prompt is ever solved; set it to 0.5 or less" in the_problem("quickstart", *curriculum)
+    assert problems("quickstart", *curriculum, "data.solved_score=0.5") == []
+
+
+def test_a_critic_built_here_is_no_reward_model():
+    model = "critic.model={build: tiny, shape: {num_layers: 1, hidden_size: 8, intermediate_size: 8, num_heads: 1"
+    said = the_problem("quickstart", f"{model}, vocab_size: 128}}}}", "critic.from_reward_model=true")
+    assert said.startswith("critic.from_reward_model is True; critic.model is built here")
+
+
+@pytest.mark.parametrize(("warmup", "is_refused"), [(340, True), (339, False)])
+def test_a_schedule_that_ends_before_it_begins_is_refused(warmup: int, is_refused: bool):
+    found = problems("quickstart", f"actor.optimizer.warmup_steps={warmup}")
+    assert (found != []) == is_refused
+    assert not is_refused or "warmup_steps is 340 and total_steps 340; the cosine schedule begins" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["checkpoint.keep_best=validation/sampled_accuracy"], None),
+        (["checkpoint.keep_best=reward/score_mean", "validation.every=0"], None),
+        (["checkpoint.keep_best=validation/best_at_4/low", "validation.samples_per_prompt=4"], None),
+        (["checkpoint.keep_best=validation/best_at_4"], "no validation of this run gives it; it gives ['validation/s"),
+        (["checkpoint.keep_best=validation/accuracy", "validation.greedy=false"], "no validation of this run gives it"),
+        (["checkpoint.keep_best=accuracy"], "metrics are named after validation, reward, rollout"),
+        (["checkpoint.keep_best=validation/accuracy", "validation.every=0"], "validation.every is 0 and checkpoint.ev"),
+        (["checkpoint.keep_best=validation/accuracy", "checkpoint.every=7"], "so that no iteration before the last of"),
+    ],
+)
+def test_the_best_checkpoint_is_told_by_a_metric_that_some_checkpoint_has(settings: list[str], said: str | None):
+    found = problems("quickstart", *settings)
+    assert (found == []) == (said is None), found
+    assert said is None or said in found[0]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "is_refused"),
+    [
+        ("{name: v, kind: json, path: rows.jsonl}", True),
+        ("{name: v, kind: json, path: others.jsonl}", False),
+        ("{name: v, kind: hub, path: gsm8k}", True),
+        ("{name: v, kind: hub, path: gsm8k, split: test}", False),
+        ("{name: v, kind: sorting, size: 8}", False),
+    ],
+)
+def test_held_out_rows_are_not_those_of_training(held_out: str, is_refused: bool):
+    training = "{name: a, kind: json, path: rows.jsonl}, {name: b, kind: hub, path: gsm8k}, {name: c, kind: sorting}"
+    found = problems("quickstart", f"data.sources=[{training}]", f"validation.sources=[{held_out}]")
+    assert (found != []) == is_refused, found
+    assert not is_refused or found[0].startswith("validation.sources.0.path is ")
+    assert not is_refused or "trains on these rows; name another file or split" in found[0]
+
+
+def test_two_held_out_sources_of_one_name_are_refused():
+    sources = "validation.sources=[{name: v, kind: sorting, size: 8}, {name: v, kind: calculator, size: 8}]"
+    assert "sources are named ['v'] more than once" in the_problem("quickstart", sources)

@@ -1,0 +1,93 @@
+"""What is refused before anything is started: graders and hooks that are not there or take other arguments."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_config
+from configs.problems import ConfigError
+from tasks.start_check import check_start
+
+HERE = "tests.tasks.hooks_here"
+
+
+def refused(*overrides: str) -> list[str]:
+    try:
+        check_start(load_config("quickstart-grpo", overrides))
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def grader(**fields: str) -> str:
+    inside = ", ".join(f"{name}: {value}" for name, value in fields.items())
+    return f"reward.graders=[{{name: g, {inside}}}]"
+
+
+def test_a_run_that_can_start_is_not_refused():
+    assert refused() == []
+    assert refused(grader(kind="python", function=f"'{HERE}:of_a_group'", is_group_wise="true")) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"function": "exact"}, "reward.graders.0: grader 'g' names rule 'exact'; the rules are ['env"),
+        ({"function": "numeric_answer", "options": "{unit: 3}"}, "grader 'g' has no option 'unit'; it takes []"),
+        ({"function": "overlong_penalty", "options": "{buffer: 9}"}, "buffer is 9 and max_length 8; it must lie in"),
+        ({"function": "response_format", "options": "{pattern: '(open'}"}, "missing ), unterminated subpattern"),
+        (
+            {"function": "exact_answer", "is_group_wise": "true"},
+            "grader 'g' is group-wise, and rules see one response at a time; remove it",
+        ),
+        ({"kind": "sandbox", "options": "{network: true}"}, "code grader 'g' has no option 'network'"),
+    ],
+)
+def test_a_grader_that_cannot_be_built_is_refused(given: dict[str, str], said: str):
+    [problem] = refused(grader(**given))
+    assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (f"{HERE}:nobody", f"module '{HERE}' has no function 'nobody'"),
+        (f"{HERE}:demanding", "needs 'columns', which is no option given"),
+        (f"{HERE}:of_a_group", "needs 'responses', which is no option given"),
+    ],
+)
+def test_a_grading_function_of_the_users_own_that_cannot_be_called_is_refused(path: str, said: str):
+    [problem] = refused(grader(kind="python", function=f"'{path}'"))
+    assert problem.startswith(f"reward.graders.0.function is '{path}'; graders {path} do not import on this node: ")
+    assert said in problem
+
+
+def test_a_sandbox_that_this_machine_cannot_make_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [problem] = refused(grader(kind="sandbox"))
+    assert problem.startswith("reward.graders.0: grader 'g': ")
+    assert "is not installed on this node" in problem
+    assert refused(grader(kind="sandbox", sandbox="unsafe")) == []
+
+
+def test_a_judge_whose_key_is_not_there_is_refused_and_a_block_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    judge = "judge: {base_url: 'http://judge/v1', %s}"
+    [problem] = refused(f"reward.graders=[{{name: g, kind: judge, {judge % 'api_key_env: JUDGE_KEY'}}}]")
+    assert "takes its key from JUDGE_KEY, which is not set" in problem
+    assert refused(f"reward.graders=[{{name: g, kind: judge, {judge % 'api_key_block: judge-key'}}}]") == []
+
+
+def test_hooks_prompts_and_graders_are_told_together():
+    found = refused(
+        f"algorithm.advantage='{HERE}:demanding'",
+        "algorithm.loss='math:nothing'",
+        grader(kind="python", function="'math:nothing'"),
+        "validation.num_prompts=257",
+    )
+    assert [said.split()[0] for said in found] == [
+        "validation.num_prompts", "reward.graders.0.function", "algorithm:", "algorithm:",
+    ]  # fmt: skip
+    assert "algorithm.advantage is 'tests.tasks.hooks_here:demanding'" in found[2]
+    assert "algorithm.loss is 'math:nothing'; 'math' has no function or class 'nothing'" in found[3]
