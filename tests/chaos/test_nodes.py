@@ -117,7 +117,7 @@ def test_without_a_spare_node_the_run_ends_resumable(nodes: Cluster, run_dir: Pa
 
 def test_a_role_that_may_be_smaller_goes_on_with_fewer_ranks(nodes: Cluster, run_dir: Path, undisturbed: Undisturbed):
     pools = {
-        "learn": {"nodes": [1, 1], "cpus_per_bundle": 1},
+        "learn": {"bundles": 2, "cpus_per_bundle": 1},
         "sample": {"nodes": [1], "cpus_per_bundle": 1},
         "judge": {"nodes": [1], "cpus_per_bundle": 1},
     }
