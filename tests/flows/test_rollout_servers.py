@@ -83,7 +83,7 @@ def test_an_engine_that_dies_under_load_costs_an_iteration_and_no_request(tmp_pa
 
 
 def test_weights_change_under_a_rollout_that_runs_ahead_and_its_tokens_keep_their_versions(tmp_path: Path):
-    settings = ("iterations=2", "rollout.scripted.seconds_per_token=0.5", "data.prompts_per_iteration=4")
+    settings = ("iterations=2", "rollout.scripted.seconds_per_token=1.0", "data.prompts_per_iteration=4")
     config = served(
         tmp_path, "partial", *settings, "rollout.servers.updates_while_sampling=true", "async_depth=1", script=SCRIPT
     )
