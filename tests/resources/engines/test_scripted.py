@@ -68,7 +68,7 @@ def test_a_response_cut_at_the_limit_says_so():
 
 def test_rows_finish_in_the_order_of_their_lengths_and_slots():
     # Two slots: row 0 (1 token + stop) ends first, row 2 takes its slot, row 1 (6 + stop) ends last.
-    engine = build({"mode": "fixed", "texts": {"0": "1", "1": "111111", "2": "1"}}, slots=2, seconds_per_token=0.005)
+    engine = build({"mode": "fixed", "texts": {"0": "1", "1": "111111", "2": "1"}}, slots=2, seconds_per_token=0.02)
     told: list[int] = []
     engine.generate(requests_for(3), SAMPLING, on_finished=lambda outputs: told.extend(o.row_id for o in outputs))
     assert told == [0, 2, 1]
