@@ -38,19 +38,24 @@ class GroupRequest:
 def reserve_groups(requests: Sequence[GroupRequest], deadline_seconds: float) -> list[PlacementGroup]:
     """Make all placement groups and wait until every one of them stands.
 
+    Those with a node of their own come first: the others would else be put where one of them has to go.
+
     Raises PoolError with the table when one cannot be placed, or is not by the deadline; nothing stays reserved then.
     """
-    made: list[PlacementGroup] = []
+    made: dict[int, PlacementGroup] = {}
     is_complete = False
+    began = time.monotonic()
     try:
-        for request in requests:
-            made.append(_create(request))
-        _await_groups(requests, made, deadline_seconds)
+        for is_pinned in (True, False):
+            part = [index for index, request in enumerate(requests) if (request.node_id is not None) is is_pinned]
+            for index in part:
+                made[index] = _create(requests[index])
+            _await_groups([requests[i] for i in part], [made[i] for i in part], deadline_seconds, began)
         is_complete = True
-        return made
+        return [made[index] for index in range(len(requests))]
     finally:
         if not is_complete:
-            release_groups(made)
+            release_groups(list(made.values()))
 
 
 def release_groups(groups: Sequence[PlacementGroup]) -> None:
@@ -88,8 +93,9 @@ def _state(group: PlacementGroup) -> str:
     return "REMOVED" if not table else str(table["state"])
 
 
-def _await_groups(requests: Sequence[GroupRequest], groups: Sequence[PlacementGroup], deadline_seconds: float) -> None:
-    began = time.monotonic()
+def _await_groups(
+    requests: Sequence[GroupRequest], groups: Sequence[PlacementGroup], deadline_seconds: float, began: float
+) -> None:
     infeasible_since: dict[int, float] = {}
     waiting = list(range(len(groups)))
     while waiting:

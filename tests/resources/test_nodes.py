@@ -43,6 +43,13 @@ def echo(role: str = "echo") -> WorkerSpec:
     return WorkerSpec(role=role, worker=EchoWorker, rendezvous=False)
 
 
+def test_a_pool_that_may_lie_anywhere_leaves_room_for_one_that_needs_a_whole_node(nodes: Nodes, tmp_path: Path) -> None:
+    with Cluster("apart", run_dir=tmp_path) as run:
+        run.reserve({"loose": PoolConfig(bundles=4, strategy="SPREAD"), "whole": PoolConfig(nodes=(5,))}, 30.0)
+        assert {rank.node_ip for rank in run.pools["whole"].ranks()} == {"127.0.0.9"}  # the only node with five CPUs
+        assert "127.0.0.9" not in {rank.node_ip for rank in run.pools["loose"].ranks()}
+
+
 def test_uneven_pools_have_ranks_in_numeric_order_of_the_nodes(nodes: Nodes, tmp_path: Path) -> None:
     with Cluster("uneven", run_dir=tmp_path) as run:
         assert [node.ip for node in run.inventory() if node.ip.startswith("127.")] == ["127.0.0.9", "127.0.0.10"]
