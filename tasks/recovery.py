@@ -136,6 +136,7 @@ def _recover(run: Session, first: _Fault) -> None:
             break
         except FAULTS as again:
             fault = _Fault(error=again, noticed=time.monotonic())
+            run.directory.event("recovery-failed", iteration=failed_at, **fault.facts())
             if not is_recoverable(run, again):
                 raise
     for iteration in range(run.state.iteration, failed_at + 1):

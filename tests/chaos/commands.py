@@ -37,6 +37,7 @@ class Command:
                 env=environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                preexec_fn=_heed_interrupts,
             )
 
     def wait(self, seconds: float = START_SECONDS) -> int:
@@ -50,6 +51,11 @@ class Command:
     def output(self) -> str:
         """What it printed so far."""
         return self.log.read_text(errors="replace")
+
+
+def _heed_interrupts() -> None:
+    """As a shell starts a command; in the background of a script it would ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def train(config: RunConfig, folder: Path) -> Command:

@@ -3,10 +3,19 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from resources.signals import held_signals
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A process that was started in the background of a script ignores SIGINT from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupted(steps: list[str], error: Exception | None = None) -> None:
