@@ -133,6 +133,7 @@ class TelemetryConfig(Config):
     """What is measured and where it shows."""
 
     enabled: bool = True
+    """Whether iterations are judged and their spans kept in spans.jsonl; `callsheet report` and `whatif` need them."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Loopback port of a Prometheus endpoint; none when left out."""
     sinks: Items[Literal["tensorboard", "wandb", "mlflow"]] = ()

@@ -43,7 +43,7 @@ def _commit(run: Session, outcome: Outcome) -> None:
         },
     )
     run.state = replace(run.state, nan_steps=nan_steps)
-    view = _view(outcome)
+    view = _view(run, outcome)
     line = {
         "iteration": at.iteration,
         "actor/kl_coef": at.kl_coef,
@@ -84,9 +84,10 @@ def _commit(run: Session, outcome: Outcome) -> None:
     )
 
 
-def _view(outcome: Outcome) -> IterationView | None:
-    """The iteration attributed and judged; None when its spans went with a host that died after its last step."""
-    return view_iteration(outcome.spans, outcome.span) if outcome.spans else None
+def _view(run: Session, outcome: Outcome) -> IterationView | None:
+    """The iteration attributed and judged; None without telemetry, or when its spans went with a host that died."""
+    is_wanted = run.config.telemetry.enabled and outcome.spans
+    return view_iteration(outcome.spans, outcome.span) if is_wanted else None
 
 
 def finish(run: Session) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import ray
@@ -112,15 +112,21 @@ class HostSet:
             host.connect.remote(self._hosts)
         return facts
 
-    def restart(self, pool: str, deadline_seconds: float = START_DEADLINE_SECONDS) -> None:
-        """Replace a pool's host under the next incarnation number; its table is empty afterwards."""
-        old = self._hosts.pop(pool, None)
-        if old is not None:
-            ray.kill(old)
-        self._make(pool)
-        ray.get(self._hosts[pool].facts.remote(), timeout=deadline_seconds)
-        ray.get([host.connect.remote(self._hosts) for host in self._hosts.values()], timeout=deadline_seconds)
-        ray.get(self._hosts[pool].attach.remote(self._groups, self._services), timeout=deadline_seconds)
+    def restart(self, pools: Collection[str], deadline_seconds: float = START_DEADLINE_SECONDS) -> None:
+        """Replace the hosts of `pools` under their next incarnation numbers; their tables are empty afterwards.
+
+        All of them before any is called: one that comes back cannot be made known to another that is still dead.
+        Raises TimeoutError naming the pools whose host did not come up, HostLostError when one died meanwhile.
+        """
+        for pool in pools:
+            old = self._hosts.pop(pool, None)
+            if old is not None:
+                ray.kill(old)
+        for pool in pools:
+            self._make(pool)
+        self._ask("facts", deadline_seconds)
+        self._ask("connect", deadline_seconds, self._hosts)
+        self._ask("attach", deadline_seconds, self._groups, self._services)
 
     def attach(self, groups: Mapping[str, Any] | None = None, services: Mapping[str, Any] | None = None) -> None:
         """Give every host the worker groups (by duty) and managers; call again after a group was rebuilt."""

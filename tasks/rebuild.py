@@ -65,10 +65,10 @@ def rebuild(run: Session) -> list[str]:
         if group.pool not in gone and (group.failure is not None or process_name(group) in run.suspects):
             group.restart()
             rebuilt.append(f"group {group.name}")
-    for pool in run.hosts.pools:
-        if pool in gone or pool in run.lost_hosts or not _answers(run, pool):
-            run.hosts.restart(pool)
-            rebuilt.append(f"task host {pool}")
+    lost = [pool for pool in run.hosts.pools if pool in gone | run.lost_hosts or not _answers(run, pool)]
+    if lost:
+        run.hosts.restart(lost)
+        rebuilt += [f"task host {pool}" for pool in lost]
     run.suspects.clear()
     run.lost_hosts.clear()
     run.hosts.attach(run.groups)

@@ -229,13 +229,20 @@ def test_a_dead_host_is_named_and_a_new_one_takes_over(hosts: HostSet):
 
     with pytest.raises(HostLostError, match=r"step 'die'.*pool 'sampling'"):
         iteration()
-    hosts.restart("sampling")
+    hosts.restart(["sampling"])
 
     @flow(task_runner=ON_POOLS, persist_result=False)
     def again():
         return collect([sample.submit(policy_version=1)], 60)
 
     assert again()[0].facts["pool"] == "sampling"
+
+
+def test_hosts_that_died_together_come_back_together(hosts: HostSet):
+    for pool in ("sampling", "training"):
+        ray.kill(hosts.host_of(pool))
+    hosts.restart(["sampling", "training"])
+    assert sorted(hosts.batch_ids()) == ["sampling", "training"]
 
 
 def test_what_a_step_costs_in_bytes_is_small(hosts: HostSet):
