@@ -90,8 +90,17 @@ def quick_retries() -> Iterator[None]:
     two seconds, an iteration's worth, where a few milliseconds are enough. They have no setting for it, but they heed
     the header; the engine makes clients of both kinds for itself, so the hook goes to all that are made in the block.
     """
-    with hooked_clients(), SyncClientContext():
+    with hooked_clients(), new_client_context():
         yield
+
+
+def new_client_context() -> SyncClientContext:
+    """A context with a client of its own; made inside another one, Prefect's would take that one's client."""
+    outer = SyncClientContext.__var__.set(None)
+    try:
+        return SyncClientContext()
+    finally:
+        SyncClientContext.__var__.reset(outer)
 
 
 @contextlib.contextmanager

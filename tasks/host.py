@@ -25,6 +25,7 @@ from resources.rows import Rows, ShardRef
 from resources.served_group import ServedGroup, replicas_of
 from resources.store import BatchHandle, BatchStore, StoreView
 from resources.telemetry.spans import RankSpan
+from tasks.api import hooked_clients
 from tasks.call import FlowRunFacts, TaskCall, Upstream, decode, encode, resolve_task
 from tasks.step import Step
 
@@ -195,7 +196,8 @@ class TaskHost:
         )
         _HOST.append(self._context)
         # Kept for life: a client per task costs two TLS contexts, and a result store resolves its storage anew.
-        self._client = SyncClientContext()
+        with hooked_clients():
+            self._client = SyncClientContext()
         self._client.client.__enter__()
         self._results = ResultStore()
 

@@ -7,10 +7,11 @@ import threading
 import time
 
 import httpx
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.api import IDLE_SECONDS, hint_retry, hooked_clients
+from tasks.api import IDLE_SECONDS, hint_retry, hooked_clients, quick_retries
 
 
 def test_each_refusal_of_a_request_is_followed_by_a_longer_pause():
@@ -44,6 +45,19 @@ def test_clients_of_both_kinds_that_flows_make_are_told_when_to_ask_again():
         assert asyncio.run(is_hooked())
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         assert not asyncio.run(is_hooked())
+
+
+def test_inside_a_flow_the_client_it_was_begun_with_is_not_used_on(prefect_session: None):
+    """The flow's own client was made before the block, without the hook; Prefect would hand it out again."""
+
+    @flow
+    def run() -> tuple[bool, bool]:
+        begun_with = get_client(sync_client=True)
+        with quick_retries():
+            used = get_client(sync_client=True)
+        return used is not begun_with, hint_retry in used._client.event_hooks["response"]
+
+    assert run() == (True, True)
 
 
 def test_a_connection_is_given_up_before_a_server_closes_it():
