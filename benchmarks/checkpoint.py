@@ -45,6 +45,7 @@ class Holder:
 
     def __init__(self, shape: ModelShape) -> None:
         self._worker = ActorWorker(ModelConfig(build="tiny", shape=shape), TrainedRoleConfig(), 0)
+        self._worker.answers_are_copied = True  # as a worker's process says
 
     def num_bytes(self) -> int:
         """Of everything a checkpoint holds."""

@@ -44,7 +44,9 @@ from tasks.on_rows import update_facts  # noqa: E402
 
 TARGET = 1.15
 ROUNDS = 5
-ONE_STEP = ("algorithm.num_mini_batches=1", "algorithm.num_ppo_epochs=1", "algorithm.kl.coef=0.01")
+ONE_STEP = (
+    "algorithm.num_mini_batches=1", "algorithm.num_ppo_epochs=1", "algorithm.kl.coef=0.01", "algorithm.entropy_coef=0",
+)  # fmt: skip
 TINY = (
     "model.shape.num_layers=4",
     "model.shape.hidden_size=256",

@@ -83,6 +83,9 @@ def import_worker(path: str) -> type:
 class WorkerProcess:
     """Runs the calls of one rank, one after another, on the main thread."""
 
+    answers_are_copied = True
+    """Ray puts an answer into the store on this thread, before the next call begins: it may be the live memory."""
+
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         self._slots: dict[bytes, _Slot] = {}
@@ -141,6 +144,7 @@ class WorkerProcess:
             except BaseException as error:  # noqa: BLE001 - the wire: whatever a constructor raises must reach the caller as text
                 raise as_rank_error(error, self._now()) from None
             worker.siblings = self._siblings
+            worker.answers_are_copied = self.answers_are_copied
             self._siblings[setup.role] = worker
             for method in setup.methods:
                 key = f"{setup.role}.{method.name}".encode()
@@ -208,6 +212,8 @@ class WorkerProcess:
 
 class AsyncWorkerProcess(WorkerProcess):
     """For workers with async methods: those overlap, the others run one after another on a thread of their own."""
+
+    answers_are_copied = False
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)

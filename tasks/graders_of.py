@@ -5,7 +5,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any, TypeVar
@@ -24,20 +23,8 @@ from tasks.rewards.table import GRADERS
 S = TypeVar("S", HttpSettings, JudgeSettings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _InProcess:
-    """What is called in place of a rule that keeps processes of its own: grader processes can be ended already."""
-
-    function: str
-    modules: tuple[str, ...]
-    limit_option: str
-
-
-_IN_PROCESS = {
-    "math_answer": _InProcess(
-        function="tasks.rewards.math_answer:verify_math", modules=("math_verify",), limit_option="limit_seconds"
-    )
-}
+_IMPORTED_FIRST = {"math_answer": ("math_verify",)}
+"""What a rule imports when it is called; a grader process does so before, or its seconds would count as grading."""
 
 
 def build_graders(config: RunConfig, secrets: Mapping[str, str] | None = None) -> tuple[Grader, ...]:
@@ -168,15 +155,6 @@ def _rule(config: RunConfig, grader: GraderConfig) -> dict[str, Any]:
         raise ValueError(f"grader {grader.name!r} names rule {grader.function!r}; the rules are {sorted(GRADERS)}")
     options = dict(grader.options)
     _check_options(grader.name, GRADERS[grader.function], options)
-    special = _IN_PROCESS.get(grader.function)
-    if special is not None:
-        limit = options.pop(special.limit_option, grader.timeout_seconds)
-        return {
-            "function": special.function,
-            "modules": special.modules,
-            "options": options,
-            "timeout_seconds": min(float(limit), grader.timeout_seconds),
-        }
     if grader.function == "overlong_penalty":
         if "buffer" not in options:
             raise ValueError(f"grader {grader.name!r} has no option buffer, without which the penalty is always 0")
@@ -192,7 +170,11 @@ def _rule(config: RunConfig, grader: GraderConfig) -> dict[str, Any]:
     if grader.function == "overlong_penalty":
         overlong_penalty("", "", "", {"response_length": 0}, **options)  # raises ValueError for sizes that do not fit
     found = GRADERS[grader.function]
-    return {"function": f"{found.__module__}:{found.__qualname__}", "options": options}
+    return {
+        "function": f"{found.__module__}:{found.__qualname__}",
+        "modules": _IMPORTED_FIRST.get(grader.function, ()),
+        "options": options,
+    }
 
 
 def _check_options(name: str, rule: Callable[..., object], options: Mapping[str, object]) -> None:

@@ -102,6 +102,8 @@ class ModelWorker:
     """Base of the workers that hold a model."""
 
     role = "model"
+    answers_are_copied = False
+    """Whether what a method returns is copied before the next call can change it; the process of a worker says so."""
 
     def __init__(
         self,

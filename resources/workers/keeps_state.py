@@ -74,7 +74,9 @@ class KeepsState(ModelWorker, ABC):
         watch, state = self.stopwatch(), self.state()
         pieces = pieces_of(self.rank, state["tensors"], state["scalars"])
         copies = {
-            name: pieces.tensors[name] if local_part(live).is_cuda else pieces.tensors[name].clone()
+            name: pieces.tensors[name]
+            if self.answers_are_copied or local_part(live).is_cuda
+            else pieces.tensors[name].clone()
             for name, live in state["tensors"].items()
         }
         kept = {"tensors": copies, "boxes": dict(pieces.boxes), "scalars": dict(pieces.scalars)}

@@ -1,18 +1,14 @@
-"""Mathematical answers compared by math-verify, in a process that can be killed.
+"""Mathematical answers compared by math-verify.
 
-math-verify's own time limit is a signal: it works in the main thread alone, and elsewhere it fails silently.
+Its own time limit is a signal, which works in the main thread alone and elsewhere fails silently; it is off here.
 """
 
-import atexit
 import logging
-import os
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.rewards.boxed import last_boxed
-from tasks.rewards.grader_pool import GraderPool
 from tasks.rewards.number_parsing import THIN_SEPARATOR
 from tasks.rewards.score import Score
 
@@ -21,26 +17,15 @@ _RELATIVE_TOLERANCE = 1e-6
 _DIGITS = 30
 """Significant digits of a numeric comparison."""
 _WORD = re.compile(r"[^\W\d_]{2}")
-_POOL_SIZE = 2
-_lock = threading.Lock()
-_pools: dict[tuple[int, float], GraderPool] = {}
 
 
-def math_answer(
-    prompt: str, response: str, answer: str, extra: Mapping[str, object], *, limit_seconds: float = 5.0
-) -> Score:
+def math_answer(prompt: str, response: str, answer: str, extra: Mapping[str, object]) -> Score:
     """1 when the response's last box (or the last expression, without a box) equals the answer, else 0.
 
-    Unscorable when the verifier fails, runs over `limit_seconds` of wall-clock time, or cannot read the answer. Works
-    from any thread and process; all calls of a process share two verifier processes.
-    """
-    return _pool(limit_seconds).grade(verify_math, response, answer)
+    Unscorable when the answer cannot be read. It may compute for ever (`10^{10^{10}}`) and sets no limit of its own:
+    call it where a process can be ended, as the reward workers do after `timeout_seconds`.
 
-
-def verify_math(response: str, answer: str) -> Score:
-    """`math_answer` without a time limit; meant for a grader process.
-
-    >>> verify_math(r"so \\boxed{\\frac{2}{4}}", "1/2").value
+    >>> math_answer("", r"so \\boxed{\\frac{2}{4}}", "1/2", {}).value
     1.0
     """
     import math_verify  # sympy takes a second to import; only where it is used
@@ -87,14 +72,3 @@ def _is_same_number(gold: Any, got: Any) -> bool:
     if not (difference.is_number and size.is_number) or difference.has(sympy.nan, sympy.zoo, sympy.oo):
         return True
     return bool(difference <= _RELATIVE_TOLERANCE * size)
-
-
-def _pool(limit_seconds: float) -> GraderPool:
-    """One pool for this process and limit; a forked child gets its own."""
-    with _lock:
-        key = (os.getpid(), limit_seconds)
-        if key not in _pools:
-            modules = ("tasks.rewards.math_answer", "math_verify")
-            _pools[key] = GraderPool(size=_POOL_SIZE, limit_seconds=limit_seconds, modules=modules)
-            atexit.register(_pools[key].close)
-        return _pools[key]

@@ -29,7 +29,7 @@ class Fault:
 
     iteration: int
     target: str
-    """A duty (`actor`, `rollout`, ...), `host POOL`, `grader` or `writer`."""
+    """A duty (`actor`, `rollout`, ...), `host POOL`, `grader`, `writer`, or `everything` but the controller."""
     step: str | None = None
     number: signal.Signals = signal.SIGKILL
     rank: int = 0
@@ -96,11 +96,12 @@ class Injector:
                     break
 
     def _make(self, run: Session, fault: Fault, running: tuple[str, ...]) -> bool:
-        pid = pid_of(run, fault)
-        if pid is None:
+        pids = pids_of(run, fault)
+        if not pids:
             return False
-        os.kill(pid, fault.number)
-        done = Done(fault=fault, pid=pid, at=time.monotonic(), iteration=run.state.iteration, running=running)
+        for pid in pids:
+            os.kill(pid, fault.number)
+        done = Done(fault=fault, pid=pids[0], at=time.monotonic(), iteration=run.state.iteration, running=running)
         self.made.append(done)
         self._left.remove(fault)
         if fault.target not in REPLACED_QUIETLY:
@@ -117,6 +118,16 @@ def running_steps(run: Session) -> tuple[str, ...]:
         if future.wrapped_future not in done and len(done) == len(refs) - 1:
             found.append(future.task_name)
     return tuple(found)
+
+
+def pids_of(run: Session, fault: Fault) -> list[int]:
+    """The processes a fault is meant for; none while they are being rebuilt."""
+    if fault.target != "everything":
+        pid = pid_of(run, fault)
+        return [] if pid is None else [pid]
+    hosts = [_actor_pid(host) for host in run.hosts._hosts.values()]
+    workers = {rank["pid"] for group in run.groups.values() for rank in group.ranks}
+    return [pid for pid in (*hosts, *sorted(workers)) if pid]
 
 
 def pid_of(run: Session, fault: Fault) -> int | None:

@@ -104,6 +104,17 @@ def test_a_fault_during_the_repair_of_another_changes_no_bit(run_dir: Path, undi
     check_recovers(config_of(run_dir, "again"), faults, undisturbed)
 
 
+def test_everything_but_the_controller_killed_or_stopped_at_once_changes_no_bit(
+    run_dir: Path, undisturbed: Undisturbed
+):
+    faults = [
+        Fault(iteration=1, target="everything", step="rollout"),
+        Fault(iteration=2, target="everything", step="actor-update"),
+        Fault(iteration=3, target="everything", step="rollout", number=signal.SIGSTOP),
+    ]
+    check_recovers(config_of(run_dir, "everything"), faults, undisturbed)
+
+
 def test_two_ranks_of_one_role_lose_one(run_dir: Path, undisturbed: Undisturbed):
     config = tiny_config(
         run_dir,

@@ -1,9 +1,6 @@
 """Every source of reward in one run of the tiny model: its scores, its latencies, its share of the bottleneck map."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from resources.models.value_head import build_value_model, save_reward_model
 from resources.run_directory import read_lines
 from resources.samples import read_samples_of, sample_files
 from resources.sandbox import has_sandbox
+from tests.scripted_service import Serve
 from tests.tasks.lessons import make_teacher
 from tests.tasks.local_cast import small_config
 
@@ -25,33 +23,8 @@ JUDGE = ModelShape(num_layers=1, hidden_size=64, intermediate_size=128, num_head
 HERE = "tests.resources.graders_here"
 
 
-class _Service(BaseHTTPRequestHandler):
-    """A reward service: a quarter for everybody."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.dumps({"score": 0.25}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def service() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Service)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_every_source_scores_the_rows_of_a_run(tmp_path: Path, service: str):
+def test_every_source_scores_the_rows_of_a_run(tmp_path: Path, serve: Serve):
+    service = serve(lambda body, attempt: (200, json.dumps({"score": 0.25}), {}))
     questions = tmp_path / "questions.json"
     questions.write_text(
         json.dumps([{"prompt": f"{n}?", "answer": json.dumps(["assert f(2,1)==1"])} for n in range(16)])
@@ -69,7 +42,7 @@ def test_every_source_scores_the_rows_of_a_run(tmp_path: Path, service: str):
         f"{{name: group, kind: python, function: '{HERE}:tied', is_group_wise: true}}",
         f"{{name: preference, kind: model, model: {{path: {tmp_path / 'reward-model'}, shape: {{{sizes}}}}}}}",
         f"{{name: judge, kind: judge, judge: {judge}}}",
-        f"{{name: service, kind: http, url: '{service}'}}",
+        f"{{name: service, kind: http, url: '{service.url}'}}",
         "{name: code, kind: sandbox}",
     ]
     if has_sandbox() is not None:

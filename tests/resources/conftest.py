@@ -9,6 +9,9 @@ import ray
 
 from resources.cluster import Cluster
 from resources.ray_state import set_up_local_ray
+from tests.scripted_service import serve
+
+__all__ = ["cluster", "local_ray", "open_run", "serve"]
 
 _NUMBERS = itertools.count()
 

@@ -173,6 +173,29 @@ class AsyncWorker:
         return self.rank
 
 
+class MemoryWorker:
+    """Answers with its live memory where its process says that answers are copied, as workers that keep state do."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(1_000_000)
+
+    @dispatch(Dispatch.BROADCAST, bulk=True)
+    def snapshot(self) -> tuple[dict[str, Any], np.ndarray]:
+        return {}, self.memory if self.answers_are_copied else self.memory.copy()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @dispatch(Dispatch.BROADCAST)
+    def fill(self, value: float) -> None:
+        self.memory.fill(value)
+
+
+class AsyncMemoryWorker(MemoryWorker):
+    """In a process that runs other calls meanwhile."""
+
+    @dispatch(Dispatch.RANK_ZERO)
+    async def wait(self) -> None:
+        """Makes the process one of asyncio."""
+
+
 class SumWorker:
     """All-reduces over torch.distributed through the environment it was given."""
 

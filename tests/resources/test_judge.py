@@ -3,10 +3,7 @@
 import asyncio
 import json
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,73 +13,9 @@ from resources.graders import FinishedRow, Grader, Sample, Secret, read_sample
 from resources.judge import HttpSettings, JudgeSettings, read_number
 from resources.rate_limits import RateLimit
 from resources.reward_loop import RewardLoop
+from tests.scripted_service import Answer, Serve, said
 
 KEY = "sk-very-secret"
-Answer = tuple[int, str, dict[str, str]]
-
-
-class Service(ThreadingHTTPServer):
-    """Answers by a script: request body and number of the attempt for it -> status, body, headers; None is silence."""
-
-    daemon_threads = True
-
-    def __init__(self, script: Callable[[dict[str, Any], int], Answer | None]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.script = script
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: set[str] = set()
-        self.active = self.most_active = 0
-        self.lock = threading.Lock()
-        self.is_over = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.bodies.append(body)
-            self.server.keys.add(self.headers.get("Authorization", ""))
-            attempt = self.server.bodies.count(body)
-            self.server.active += 1
-            self.server.most_active = max(self.server.most_active, self.server.active)
-        answer = self.server.script(body, attempt)
-        if answer is None:
-            self.server.is_over.wait(60)
-        with self.server.lock:
-            self.server.active -= 1
-        if answer is not None:
-            status, text, headers = answer
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(text.encode()))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-    def log_message(self, *args: Any) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Service]]:
-    services: list[Service] = []
-
-    def start(script: Callable[[dict[str, Any], int], Answer | None]) -> Service:
-        services.append(Service(script))
-        threading.Thread(target=services[-1].serve_forever, args=(0.05,), daemon=True).start()
-        return services[-1]
-
-    yield start
-    for service in services:
-        service.is_over.set()
-        service.shutdown()
-        service.server_close()
-
-
-def said(text: str) -> Answer:
-    return 200, json.dumps({"choices": [{"message": {"content": text}}]}), {}
 
 
 def asked(body: dict[str, Any]) -> str:
@@ -115,7 +48,7 @@ def grade(settings: Any, responses: list[str], **grader: Any) -> list[float | st
     ]
 
 
-def test_the_judge_is_asked_once_a_response_with_key_and_prompt(serve: Callable[..., Service]):
+def test_the_judge_is_asked_once_a_response_with_key_and_prompt(serve: Serve):
     service = serve(lambda body, attempt: said("0.75"))
     prompt = "Q: {prompt} A: {answer} R: {response}"
     assert grade(judge(service.url, prompt=prompt, key=Secret(KEY)), ["it is {answer}"]) == [0.75]
@@ -123,7 +56,7 @@ def test_the_judge_is_asked_once_a_response_with_key_and_prompt(serve: Callable[
     assert service.keys == {f"Bearer {KEY}"}
 
 
-def test_refusals_errors_and_nonsense_are_tried_again(serve: Callable[..., Service]):
+def test_refusals_errors_and_nonsense_are_tried_again(serve: Serve):
     replies = {
         "busy": (429, "slow down", {"Retry-After": "0"}),
         "broken": (500, "", {}),
@@ -140,7 +73,7 @@ def test_refusals_errors_and_nonsense_are_tried_again(serve: Callable[..., Servi
     assert len(service.bodies) == 15
 
 
-def test_one_broken_and_one_silent_answer_leave_the_others_their_scores(serve: Callable[..., Service]):
+def test_one_broken_and_one_silent_answer_leave_the_others_their_scores(serve: Serve):
     def script(body: dict[str, Any], attempt: int) -> Answer | None:
         return {"raise": (500, "", {}), "never": None}.get(asked(body), said("1"))
 
@@ -151,7 +84,7 @@ def test_one_broken_and_one_silent_answer_leave_the_others_their_scores(serve: C
     assert found[3] == f"grader 'j', timeout: {service.url}/chat/completions did not answer within 1 s"
 
 
-def test_a_refused_key_is_not_tried_again_and_not_told(serve: Callable[..., Service]):
+def test_a_refused_key_is_not_tried_again_and_not_told(serve: Serve):
     service = serve(lambda body, attempt: (401, "bad key", {}))
     [text] = grade(judge(service.url, key=Secret(KEY)), ["a"])
     assert "answered 401" in str(text)
@@ -159,7 +92,7 @@ def test_a_refused_key_is_not_tried_again_and_not_told(serve: Callable[..., Serv
     assert len(service.bodies) == 1
 
 
-def test_no_more_requests_than_allowed_are_under_way(serve: Callable[..., Service]):
+def test_no_more_requests_than_allowed_are_under_way(serve: Serve):
     def script(body: dict[str, Any], attempt: int) -> Answer:
         time.sleep(0.05)
         return said("1")
@@ -174,19 +107,19 @@ def test_an_unreachable_judge_is_an_error_with_its_address():
     assert text == "grader 'j', error: http://127.0.0.1:9/v1/chat/completions cannot be asked: ConnectError"
 
 
-def test_an_endless_answer_is_cut_off(serve: Callable[..., Service]):
+def test_an_endless_answer_is_cut_off(serve: Serve):
     service = serve(lambda body, attempt: (200, "x" * (1 << 22), {}))
     [text] = grade(judge(service.url, max_retries=0), ["a"])
     assert "nonsense" in str(text)
 
 
-def test_a_reward_service_gets_the_sample_and_gives_a_number(serve: Callable[..., Service]):
+def test_a_reward_service_gets_the_sample_and_gives_a_number(serve: Serve):
     service = serve(lambda body, attempt: (200, json.dumps({"score": len(body["response"])}), {}))
     assert grade(HttpSettings(url=service.url), ["four", "fives"]) == [4.0, 5.0]
     assert service.bodies[0]["prompt"] == "Is it?"
 
 
-def test_what_json_has_no_word_for_reaches_a_service_as_null_and_keeps_no_row_back(serve: Callable[..., Service]):
+def test_what_json_has_no_word_for_reaches_a_service_as_null_and_keeps_no_row_back(serve: Serve):
     service = serve(lambda body, attempt: (200, json.dumps({"score": 1}), {}))
     assert grade(HttpSettings(url=service.url), ["a\ud800"]) == [1.0]
     about = service.bodies[0]["extra"]
@@ -195,7 +128,7 @@ def test_what_json_has_no_word_for_reaches_a_service_as_null_and_keeps_no_row_ba
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "\udc00 and \x00"])
-def test_half_of_a_surrogate_pair_reaches_a_judge(serve: Callable[..., Service], text: str):
+def test_half_of_a_surrogate_pair_reaches_a_judge(serve: Serve, text: str):
     service = serve(lambda body, attempt: said("1"))
     assert grade(judge(service.url), [text]) == [1.0]
     assert asked(service.bodies[0]) == text
@@ -204,7 +137,7 @@ def test_half_of_a_surrogate_pair_reaches_a_judge(serve: Callable[..., Service],
 @pytest.mark.parametrize(
     "reply", ["[" * 100_000, '{"score": ' + "9" * 5000 + "}", '{"score": ' + "9" * 400 + "}", '{"score": NaN}']
 )
-def test_an_answer_that_is_no_number_of_ours_is_nonsense(serve: Callable[..., Service], reply: str):
+def test_an_answer_that_is_no_number_of_ours_is_nonsense(serve: Serve, reply: str):
     service = serve(lambda body, attempt: (200, reply, {}))
     [text] = grade(HttpSettings(url=service.url, max_retries=0), ["a"])
     assert "nonsense" in str(text)

@@ -15,7 +15,7 @@ from resources.cluster import Cluster
 from resources.failures import StaleGroup, WorkerFailed
 from resources.ranks import Mesh
 from resources.worker_group import WorkerGroup, WorkerSpec, start_group, start_groups
-from tests.resources.sample_workers import AsyncWorker, EchoWorker, NoTorchWorker
+from tests.resources.sample_workers import AsyncMemoryWorker, AsyncWorker, EchoWorker, MemoryWorker, NoTorchWorker
 
 
 def echo(**more: Any) -> WorkerSpec:
@@ -93,6 +93,19 @@ def test_bulk_data_stays_in_the_store_and_the_caller_gets_status_and_reference(g
     assert [status["span"]["rank"] for status, _ in answers] == [0, 1]
     assert all(isinstance(reference, ray.ObjectRef) for _, reference in answers)
     assert [ray.get(reference).tolist() for _, reference in answers] == [[0] * 5, [1] * 5]
+
+
+@pytest.mark.parametrize("worker", [MemoryWorker, AsyncMemoryWorker])
+def test_a_snapshot_is_what_memory_held_before_the_calls_behind_it(
+    spare: Callable[..., WorkerGroup], worker: type
+) -> None:
+    group = spare(worker=worker)
+    calls = []
+    for value in range(1, 6):
+        calls.append(group.submit("snapshot"))
+        group.submit("fill", float(value))
+    kept = [float(ray.get(reference).max()) for call in calls for _, reference in call.result()]
+    assert kept == [float(value) for value in range(5) for _ in range(2)]
 
 
 def test_a_bulk_method_that_returns_no_pair_says_so(group: WorkerGroup) -> None:

@@ -1,8 +1,4 @@
-import math
-
-import numpy as np
 import pytest
-import torch
 from torch import tensor
 
 from tasks.algorithms.token_rewards import overlong_penalty as tensor_penalty
@@ -11,7 +7,7 @@ from tasks.rewards.exact_answer import exact_answer, positions_right
 from tasks.rewards.length import overlong_penalty
 from tasks.rewards.reasoning_gym_answer import reasoning_gym_answer
 from tasks.rewards.response_format import response_format
-from tasks.rewards.score import Score, as_score, as_scores
+from tasks.rewards.score import Score
 
 
 def test_an_exact_answer_has_one_spelling() -> None:
@@ -93,65 +89,6 @@ def test_reasoning_gym_scores_with_its_own_verifier() -> None:
     assert reasoning_gym_answer("", "<answer>not a number</answer>", "", extra).value < 1.0  # pyright: ignore[reportOptionalOperand]
     with pytest.raises(ValueError, match="needs 'dataset' and 'entry'"):
         reasoning_gym_answer("", "1", "1", {})
-
-
-@pytest.mark.parametrize(
-    ("returned", "score"),
-    [
-        (1, Score(1.0)),
-        (True, Score(1.0)),
-        (np.float32(0.5), Score(0.5)),
-        (np.bool_(False), Score(0.0)),
-        (Score(2.0, "why"), Score(2.0, "why")),
-        (None, Score(None, "g returned None")),
-        (math.nan, Score(None, "g returned nan")),
-        (math.inf, Score(None, "g returned inf")),
-        (10**400, Score(None, "g returned a number too large for a float")),
-        (-(10**400), Score(None, "g returned a number too large for a float")),
-        (Score(math.nan), Score(None, "g returned nan")),
-    ],
-)
-def test_what_one_call_returned_is_a_score_or_unscorable_with_a_reason(returned: object, score: Score) -> None:
-    assert as_score(returned, "g") == score
-
-
-@pytest.mark.parametrize("returned", ["1", [1.0], {"score": 1}, 1j])
-def test_what_is_no_number_is_refused_with_its_type(returned: object) -> None:
-    with pytest.raises(TypeError, match=f"grader g returned {type(returned).__name__}"):
-        as_score(returned, "g")
-
-
-@pytest.mark.parametrize("length", [1, 5, 7])
-def test_a_batch_of_another_length_is_never_broadcast(length: int) -> None:
-    with pytest.raises(ValueError, match=f"grader g returned {length} scores; expected 6"):
-        as_scores([1.0] * length, 6, "g")
-
-
-@pytest.mark.parametrize(
-    ("returned", "got"),
-    [
-        (1.0, r"float of shape \(\)"),
-        ("abcdef", r"str of shape \(\)"),
-        (np.zeros((6, 2)), r"ndarray of shape \(6, 2\)"),
-        (np.zeros((1, 6)), r"ndarray of shape \(1, 6\)"),
-        (torch.zeros(5), r"Tensor of shape \(5,\)"),
-        (None, r"NoneType of shape \(\)"),
-    ],
-)
-def test_a_batch_of_another_shape_is_named(returned: object, got: str) -> None:
-    with pytest.raises(ValueError, match=f"grader g returned {got}; expected 6, one for each response"):
-        as_scores(returned, 6, "g")
-
-
-@pytest.mark.parametrize(
-    "returned", [[0.5] * 6, (0.5,) * 6, np.full(6, 0.5), np.full((6, 1), 0.5), torch.full((6,), 0.5)]
-)
-def test_a_batch_of_the_right_length_is_accepted(returned: object) -> None:
-    assert as_scores(returned, 6, "g") == [Score(0.5)] * 6
-
-
-def test_a_none_inside_a_batch_is_one_unscorable_row() -> None:
-    assert [score.value for score in as_scores([1.0, None, 0.0], 3, "g")] == [1.0, None, 0.0]
 
 
 def test_the_grader_sees_the_sampled_text_and_the_reward_lies_on_its_last_token() -> None:

@@ -3,12 +3,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tasks.rewards.math_answer import math_answer, verify_math
+from resources.grader_pool import GraderPool, PoolFunction
+from resources.graders import GraderFailedError
+from tasks.rewards.math_answer import math_answer
 from tasks.rewards.score import Score
 
 
 def grade(answer: str, response: str) -> float | None:
-    return verify_math(response, answer).value
+    return math_answer("", response, answer, {}).value
 
 
 @pytest.mark.parametrize(
@@ -53,38 +55,29 @@ def test_mathematical_equality_by_hand(gold: str, response: str, score: float) -
 
 
 def test_nothing_to_read_in_the_answer_is_unscorable_and_in_the_response_is_wrong() -> None:
-    assert verify_math("3", "").value is None
-    assert verify_math("I do not know", "3") == Score(0.0, "no mathematical expression in the response")
+    assert grade("", "3") is None
+    assert math_answer("", "I do not know", "3", {}) == Score(0.0, "no mathematical expression in the response")
 
 
 def test_the_score_is_the_same_in_the_main_thread_in_another_and_in_an_event_loop() -> None:
     async def in_a_loop() -> float | None:
-        return math_answer("", "1", "1", {}, limit_seconds=60.0).value
+        return grade("1", "1")
 
     with ThreadPoolExecutor(1) as threads:
-        in_a_thread = threads.submit(math_answer, "", "1", "1", {}, limit_seconds=60.0).result(timeout=180).value
-    assert math_answer("", "1", "1", {}, limit_seconds=60.0).value == 1.0
-    assert in_a_thread == 1.0
+        assert threads.submit(grade, "1", "1").result(timeout=180) == 1.0
+    assert grade("1", "1") == 1.0
     assert asyncio.run(in_a_loop()) == 1.0
 
 
 def test_an_answer_that_cannot_be_computed_is_a_timeout_and_not_a_zero() -> None:
-    score = math_answer("", r"\boxed{10^{10^{10}}}", "1", {}, limit_seconds=2.0)
-    assert score.value is None
-    assert "timeout after 2.0 s" in score.reason
+    async def grade_in_a_process() -> float:
+        pool = GraderPool([PoolFunction(target="tasks.rewards.math_answer:math_answer", modules=("math_verify",))], 1)
+        await pool.start()
+        try:
+            row = {"prompt": "", "response": r"\boxed{10^{10^{10}}}", "answer": "1", "extra": {}}
+            return (await pool.call(0, row, timeout=2.0))[0]
+        finally:
+            await pool.close()
 
-
-@pytest.mark.slow
-def test_the_score_is_the_same_inside_an_async_ray_actor() -> None:
-    import ray
-
-    @ray.remote(num_cpus=0)
-    class Grader:
-        async def grade(self) -> float | None:
-            return math_answer("", "1", "1", {}, limit_seconds=60.0).value
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
-    try:
-        assert ray.get(Grader.remote().grade.remote(), timeout=240) == 1.0
-    finally:
-        ray.shutdown()
+    with pytest.raises(GraderFailedError, match="took longer than 2 s; its process was ended"):
+        asyncio.run(grade_in_a_process())
