@@ -38,7 +38,7 @@ slow-part: setup-dev
 bench: setup-dev
 	$(BIN)/python -m benchmarks.all
 
-# Ratios against benchmarks/recorded.json, within three minutes; fails when one is more than a quarter worse.
+# Ratios against benchmarks/recorded.json, in three to four minutes; fails when one is more than a quarter worse.
 bench-small: setup-dev
 	$(BIN)/python -m benchmarks.small
 
