@@ -5,6 +5,7 @@ sizes 1, 2 and an uneven 3 give one and the same gradient. gloo on CPU, NCCL on 
 """
 
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +23,9 @@ from resources.ranks import Coordinates, Mesh
 GROUP_TIMEOUT = timedelta(minutes=30)
 """Longest a collective may wait; supervision ends a stuck group much earlier, this is the last resort."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_WHOLE: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+"""Modules of which this rank's shard is all there is: they stay in the arithmetic's dtype until the weights change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +116,12 @@ def shard_module(
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = _data_mesh(layout, fsdp, device.type)
     blocks = repeated_blocks(module)
+    is_whole = mesh.size(mesh.ndim - 1) == 1
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_whole)
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    if is_whole:
+        _WHOLE.add(module)
     for part in [*blocks, module]:
         assert isinstance(part, FSDPModule)
         part.set_gradient_divide_factor(1.0)
@@ -147,6 +154,18 @@ def set_gradient_sync(module: nn.Module, is_last: bool) -> None:
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last)
         module.set_is_last_backward(is_last)
+        module.set_reshard_after_backward(is_last or module not in _WHOLE)
+
+
+def release_gathered(module: nn.Module) -> None:
+    """Drop gathered parameters after forward passes without gradients, which no backward pass follows to do it.
+
+    Until then the module's parameters are the gathered ones, in the dtype of the arithmetic: whoever saves, loads or
+    sends weights would meet those in place of the float32 masters.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 class _TimedAllGather:

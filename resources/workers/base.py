@@ -21,7 +21,7 @@ from configs.training import TrainedRoleConfig
 from resources.batch import row_lengths, select_rows
 from resources.micro_batches import fill_fraction, split_by_count, split_by_tokens
 from resources.models.layout import lay_out
-from resources.models.sharding import CommunicationClock, ParallelLayout, join_ranks
+from resources.models.sharding import CommunicationClock, ParallelLayout, join_ranks, release_gathered
 from resources.ranks import Mesh, device_index
 from resources.telemetry.flops import PEAK_FLOPS, flop_utilisation, model_flops
 from resources.workers.padding import pad_rows, stand_in
@@ -102,6 +102,8 @@ class ModelWorker:
     """Base of the workers that hold a model."""
 
     role = "model"
+    module: Any
+    """What scores and is trained; a subclass makes it."""
     answers_are_copied = False
     """Whether what a method returns is copied before the next call can change it; the process of a worker says so."""
 
@@ -160,8 +162,14 @@ class ModelWorker:
             is_training=is_training,
         )
 
-    def scoring_batches(self, rows: TensorDictBase, watch: Stopwatch) -> list[list[int]]:
+    def scoring_batches(self, rows: TensorDictBase, watch: Stopwatch) -> Iterator[list[int]]:
         """Positions of `rows` per forward pass without gradients; as many passes on every rank."""
+        try:
+            yield from self._scoring_plan(rows, watch)
+        finally:
+            release_gathered(self.module)
+
+    def _scoring_plan(self, rows: TensorDictBase, watch: Stopwatch) -> list[list[int]]:
         lengths = row_lengths(rows.get("input_ids")).tolist()
         size = self.settings.log_prob_micro_batch_size or self.settings.micro_batch_size
         budget = self.settings.micro_batch_tokens

@@ -97,19 +97,23 @@ def test_a_server_that_goes_away_and_comes_back_costs_nothing(run_dir: Path, tmp
     assert len(set(rows.values())) == 1, rows  # as many as before the outage
 
 
-def test_a_killed_ray_head_ends_the_run_which_resumes_to_the_same_bits(run_dir: Path, undisturbed: Undisturbed):
+@pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
+def test_ray_killed_under_a_run_ends_it_and_it_resumes_to_the_same_bits(
+    victim: str, run_dir: Path, undisturbed: Undisturbed
+):
+    """Its head, or the only node there is."""
     settings = {"api_url": PREFECT_API_URL.value()}
-    config = tiny_config(run_dir, "head", iterations=6, engine="scripted", checkpoint={"every": 1}, prefect=settings)
+    config = tiny_config(run_dir, victim, iterations=6, engine="scripted", checkpoint={"every": 1}, prefect=settings)
     expected = undisturbed(config)
     command = train(config, run_dir)
-    assert wait_for_iterations(command, run_dir / "head", 2)
-    [head] = [pid for pid in descendants([command.process.pid]) if _name(pid) == "gcs_server"]
-    os.kill(head, signal.SIGKILL)
+    assert wait_for_iterations(command, run_dir / victim, 2)
+    [pid] = [pid for pid in descendants([command.process.pid]) if _name(pid) == victim]
+    os.kill(pid, signal.SIGKILL)
     assert command.wait() != 0
-    assert wait_until_gone("head") == []
-    again = resume(run_dir / "head", run_dir)
+    assert wait_until_gone(victim) == []
+    again = resume(run_dir / victim, run_dir)
     assert again.wait() == 0, again.output()[-3000:]
-    assert_same_run(run_dir / "head", expected)
+    assert_same_run(run_dir / victim, expected)
 
 
 def _name(pid: int) -> str:

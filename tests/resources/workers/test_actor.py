@@ -205,6 +205,26 @@ def test_a_restored_actor_goes_on_to_the_same_bits(way, tmp_path):
     assert largest_gap(weights_of(worker), weights_of(again)) == 0.0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_actor_that_has_scored_keeps_and_takes_back_the_masters(dtype):
+    """A recovery in the middle of an iteration finds workers that have scored and not been updated."""
+    model = MODEL.model_copy(update={"dtype": dtype})
+    worker, rows = actor(model), make_rows(6)
+    worker.update(scored(worker, rows), plans(rows, first_ratio_tolerance=RATIO_TOLERANCE[dtype])[0], PPO, TEMPERATURE)
+    before = worker.snapshot()[1]["tensors"]
+    worker.compute_log_probs(rows, TEMPERATURE)
+    after = worker.snapshot()[1]
+    assert all(torch.equal(before[name], after["tensors"][name]) for name in before)
+
+    other = actor(model)
+    other.compute_log_probs(rows, TEMPERATURE)
+    other.restore(after)
+    for one in (worker, other):
+        plan = plans(rows, iteration=1, first_ratio_tolerance=RATIO_TOLERANCE[dtype])[0]
+        one.update(scored(one, rows), plan, PPO, TEMPERATURE)
+    assert largest_gap(weights_of(worker), weights_of(other)) == 0.0
+
+
 def test_a_state_that_lacks_a_tensor_is_refused_by_name():
     worker = actor()
     state = worker.snapshot()[1]

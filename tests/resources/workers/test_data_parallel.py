@@ -105,3 +105,26 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all():
     metrics = combine_metrics([metrics for metrics, _, _ in ranks])
     assert metrics["actor/skipped_steps"] == 1.0
     assert "actor/grad_norm" not in metrics
+
+
+def restore_after_scoring():
+    worker, other = actor(), critic()
+    rows = make_rows(6)
+    found = []
+    for one, score in (
+        (worker, lambda: worker.compute_log_probs(rows, TEMPERATURE)),
+        (other, lambda: other.estimate_values(rows)),
+    ):
+        kept = one.snapshot()[1]
+        score()
+        one.restore(kept)
+        again = one.snapshot()[1]
+        found.append(
+            [name for name, piece in kept["tensors"].items() if not torch.equal(piece, again["tensors"][name])]
+        )
+    return found
+
+
+def test_ranks_that_have_scored_take_their_own_pieces_back():
+    """What a recovery in the middle of an iteration asks of them: not the gathered weights, but each rank's share."""
+    assert run_ranked(restore_after_scoring, 2) == [[[], []], [[], []]]
