@@ -5,10 +5,9 @@
 
 TRL: a whole step of GRPO on SmolLM2-135M, 8 prompts x 4 responses, with a KL to the reference; theirs is GRPOTrainer,
 ours is `callsheet train` with Prefect and Ray, the weights' way to the engine included, snapshots for recovery left out
-(TRL takes none). Ours is one micro-batch; of TRL's settings the fastest
-counts: autocast or weights in bfloat16, one micro-batch or four. verl:
-an empty call to two workers, and 256 MiB to two workers and a column back. The first step of each side warms up and is
-left out; ratios are ours over theirs, of medians within one run.
+(TRL takes none). Ours takes one micro-batch; of TRL's settings the fastest counts: autocast or weights in bfloat16, one
+micro-batch or four. verl: an empty call to two workers, and 256 MiB to two workers and a column back. The first step of
+each side warms up and is left out; ratios are ours over theirs, of medians within one run.
 """
 
 import argparse

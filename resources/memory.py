@@ -118,13 +118,15 @@ def training_memory(
     base = 0 if model.lora is None else parameters * size
     tokens = role.micro_batch_tokens or role.micro_batch_size * longest
     gathered = PREFETCHED_LAYERS * shape.num_layer_parameters * size + shape.num_layer_parameters * MASTER_BYTES
+    is_plain = ranks == 1 and model.dtype == "float32"
+    whole = 0 if is_plain else parameters * size  # cast once for all micro-batches
     return RoleMemory(
         weights=-(-(base + trained * MASTER_BYTES) // shards),
         gradients=-(-trained * MASTER_BYTES // shards),
         optimizer=-(-trained * ADAM_BYTES // shards),
         activations=activation_bytes(shape, model, tokens, longest)
         + logit_bytes(shape, tokens, role.log_prob_chunk_tokens, 1 if has_value_head else None),
-        communication=gathered if shards > 1 else 0,
+        communication=gathered if shards > 1 else whole,
     )
 
 

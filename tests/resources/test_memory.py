@@ -63,6 +63,7 @@ def test_shards_divide_the_state_and_gather_layers():
     shard = training_memory(HALF, TINY, role, ranks=4, longest=5)
     assert (shard.weights, shard.gradients, shard.optimizer) == (PARAMETERS, PARAMETERS, PARAMETERS * 2)
     assert shard.communication == 2 * 592 * 2 + 592 * 4
+    assert whole.communication == PARAMETERS * 2, "the weights in bfloat16"
     assert shard.activations == whole.activations
     unsharded = training_memory(HALF, TINY, role.model_copy(update={"fsdp": False}), ranks=4, longest=5)
     assert unsharded == whole
