@@ -96,7 +96,8 @@ def quick_retries() -> Iterator[None]:
 
 def new_client_context() -> SyncClientContext:
     """A context with a client of its own; made inside another one, Prefect's would take that one's client."""
-    outer = SyncClientContext.__var__.set(None)
+    none: Any = None
+    outer = SyncClientContext.__var__.set(none)
     try:
         return SyncClientContext()
     finally:
