@@ -68,17 +68,19 @@ class Line:
     better: str = "higher"
 
 
+def overrides_of(name: str, seed: int) -> tuple[str, ...]:
+    """What makes the quick start one with another algorithm and seed."""
+    prompts, size = ("512", "1") if name in ALONE else ("64", "8")
+    return (
+        f"algorithm.name={name}", f"seed={seed}", f"data.prompts_per_iteration={prompts}",
+        f"rollout.group_size={size}", f"validation.num_prompts={HELD_OUT}",
+        f"validation.samples_per_prompt={SAMPLES}", *OVERRIDES.get(name, ()),
+    )  # fmt: skip
+
+
 def config_of(name: str, seed: int) -> RunConfig:
     """The quick start with another algorithm and seed."""
-    shape = ("512", "1") if name in ALONE else ("64", "8")
-    return load_config(
-        "quickstart",
-        (
-            f"algorithm.name={name}", f"seed={seed}", f"data.prompts_per_iteration={shape[0]}",
-            f"rollout.group_size={shape[1]}", f"validation.num_prompts={HELD_OUT}",
-            f"validation.samples_per_prompt={SAMPLES}", *OVERRIDES.get(name, ()),
-        ),
-    )  # fmt: skip
+    return load_config("quickstart", overrides_of(name, seed))
 
 
 class Stage:
