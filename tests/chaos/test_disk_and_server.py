@@ -102,18 +102,19 @@ def test_ray_killed_under_a_run_ends_it_and_it_resumes_to_the_same_bits(
     victim: str, run_dir: Path, undisturbed: Undisturbed
 ):
     """Its head, or the only node there is."""
+    name = victim.replace("_", "-")
     settings = {"api_url": PREFECT_API_URL.value()}
-    config = tiny_config(run_dir, victim, iterations=6, engine="scripted", checkpoint={"every": 1}, prefect=settings)
+    config = tiny_config(run_dir, name, iterations=6, engine="scripted", checkpoint={"every": 1}, prefect=settings)
     expected = undisturbed(config)
     command = train(config, run_dir)
-    assert wait_for_iterations(command, run_dir / victim, 2)
+    assert wait_for_iterations(command, run_dir / name, 2)
     [pid] = [pid for pid in descendants([command.process.pid]) if _name(pid) == victim]
     os.kill(pid, signal.SIGKILL)
     assert command.wait() != 0
-    assert wait_until_gone(victim) == []
-    again = resume(run_dir / victim, run_dir)
+    assert wait_until_gone(name) == []
+    again = resume(run_dir / name, run_dir)
     assert again.wait() == 0, again.output()[-3000:]
-    assert_same_run(run_dir / victim, expected)
+    assert_same_run(run_dir / name, expected)
 
 
 def _name(pid: int) -> str:
