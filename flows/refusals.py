@@ -1,7 +1,8 @@
-"""A refusal is told once, in words: Prefect would log it with its traceback besides."""
+"""What a person is told in words: a refusal once, without the traceback that Prefect would log besides."""
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator
 
 
@@ -19,3 +20,8 @@ def without_traceback(kinds: tuple[type[Exception], ...]) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_no_refusal)
+
+
+def tell_ignored(problem: str) -> None:
+    """A newer checkpoint than the one that is used has something wrong with it."""
+    print(f"checkpoint ignored: {problem}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.cli import DONE, AsJson, Refused, app
+from flows.refusals import tell_ignored
 from flows.run_commands import RunFolder
 from resources.run_directory import is_run_folder
 
@@ -138,7 +139,7 @@ def export(
         raise Refused(f"{folder} exists; name a folder that does not")
     store = CheckpointStore(run / "checkpoints")
     try:
-        manifest = store.read(iteration) if iteration is not None else store.newest()
+        manifest = store.read(iteration) if iteration is not None else store.newest(tell_ignored)
     except CheckpointError as error:
         raise Refused(f"{error}; the checkpoints of {run} are {store.iterations()}") from None
     if adapter and config.model.lora is None:

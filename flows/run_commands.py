@@ -74,7 +74,8 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
             return _refuse(str(error), as_json)
         print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
         note = shared_cores_note(config)
-        for told in [*([] if note is None else [note]), *unread_notes(config)]:
+        unread = unread_notes(config) if resume_from is None else []  # a resolved config names every key
+        for told in [*([] if note is None else [note]), *unread]:
             print(f"note: {told}", file=sys.stderr, flush=True)
         return _call_flow(stack, config, resume_from, as_json)
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, AsJson, ConfigPath, Overrides, Refused, app
-from flows.refusals import without_traceback
+from flows.refusals import tell_ignored, without_traceback
 from resources.run_directory import is_run_folder
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def checkpoint_of(run: Path, iteration: int | None, best: str | None) -> str:
         if iteration is None:
             raise Refused(f"no checkpoint of {run} has metric {best!r}, for example {DEFAULT_BEST}")
     try:
-        found = store.read(iteration) if iteration is not None else store.newest()
+        found = store.read(iteration) if iteration is not None else store.newest(tell_ignored)
     except CheckpointError as error:
         raise Refused(f"{error}; the checkpoints of {run} are {store.iterations()}") from None
     return str(store.path_of(found.iteration).absolute())

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,24 +130,37 @@ class CheckpointStore:
                 raise CheckpointError(f"{folder.name}: {name} does not match its checksum")
         return manifest
 
-    def latest(self) -> tuple[Manifest | None, list[str]]:
-        """The newest whole checkpoint, and what was wrong with newer ones (for the log)."""
+    def latest(self, metrics: Path | None = None) -> tuple[Manifest | None, list[str]]:
+        """The newest whole checkpoint, and what was wrong with newer ones (for the log).
+
+        With `metrics`, one that counts lines which that file does not hold is passed over too: going on from it would
+        leave a gap.
+        """
         problems: list[str] = []
         for leftover in sorted(self.folder.glob(".writing-*")) if self.folder.is_dir() else []:
             problems.append(f"{leftover.name}: a save that was cut off")
         for iteration in reversed(self.iterations()):
             try:
-                return self.read(iteration), problems
+                found = self.read(iteration)
+                if metrics is not None:
+                    _check_lines(metrics, found)
             except CheckpointError as error:
                 problems.append(str(error))
+                continue
+            return found, problems
         return None, problems
 
-    def newest(self) -> Manifest:
-        """The newest whole checkpoint. Raises CheckpointError where there is none, with what is wrong with each."""
+    def newest(self, tell: Callable[[str], object] = str) -> Manifest:
+        """The newest whole checkpoint; `tell` is called with what is wrong with each newer one.
+
+        Raises CheckpointError where there is none, with what is wrong with each.
+        """
         found, problems = self.latest()
         if found is None:
             why = "; ".join(problems) or "one is written every checkpoint.every iterations"
             raise CheckpointError(f"{self.folder} has no complete checkpoint: {why}")
+        for problem in problems:
+            tell(problem)
         return found
 
     def prune(self, keep: int, keep_also: Collection[int] = (), newest: int | None = None) -> list[int]:
@@ -199,3 +212,14 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _check_lines(metrics: Path, manifest: Manifest) -> None:
+    """Raises CheckpointError unless `metrics` begins with a line for each iteration of the checkpoint."""
+    counted = metrics.read_bytes()[: manifest.metrics_bytes] if metrics.is_file() else b""
+    whole = counted.count(b"\n")
+    if manifest.metrics_bytes and (len(counted) < manifest.metrics_bytes or not counted.endswith(b"\n")):
+        raise CheckpointError(
+            f"iteration {manifest.iteration}: {metrics.name} has {whole} whole lines of the {manifest.iteration} that"
+            " were written by then"
+        )

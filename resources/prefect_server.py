@@ -95,7 +95,13 @@ class PrefectServer:
 
         Raises PrefectServerError with the end of its log when it does not come up.
         """
-        self.home.mkdir(parents=True, exist_ok=True)
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PrefectServerError(
+                f"the Prefect server's home {self.home} cannot be made: {error.strerror}; choose another folder"
+                " (--set prefect.home=...)"
+            ) from error
         end = time.monotonic() + self._timeout
         with _exclusive(self.home / "start.lock", end):
             running = read_record(self.home)
@@ -105,6 +111,26 @@ class PrefectServer:
                 self._start_new(end, DEFAULT_PORT)
             except PortTakenError:  # somebody was faster; a port that the system gives is nobody's favourite
                 self._start_new(end, 0)
+
+    def revive(self) -> bool:
+        """Start the server again at its own address if its supervisor was killed, which takes the server along.
+
+        True when that was done. While the port is not free yet nothing is done; ask again.
+        """
+        record = self._record
+        if record is None or process_lives(record.supervisor_pid):
+            return False
+        with _exclusive(self.home / "start.lock", time.monotonic() + self._timeout):
+            running = read_record(self.home)
+            if running is not None and running.port == record.port and process_lives(running.supervisor_pid):
+                self._record = running  # another run that uses it was faster
+                return True
+            if not _is_free(record.port):
+                return False
+            if self._supervisor is not None:
+                self._supervisor.wait()  # it is dead, and only its parent can take it off the table of processes
+            self._launch(record.port)
+            return True
 
     def stop(self, wait_seconds: float = STOP_SECONDS + 5) -> None:
         """Give up this use. If it was the last, wait until the server has written its rows and is gone."""
@@ -156,6 +182,17 @@ class PrefectServer:
             )
         self._use = open(self.home / "users.lock", "a")  # noqa: SIM115 - held for as long as the server is used
         fcntl.flock(self._use, fcntl.LOCK_SH)
+        supervisor = self._launch(port)
+        try:
+            self._wait_until_ours(self.record, end, supervisor)
+        except PrefectServerError:
+            self.stop()
+            raise
+
+    def _launch(self, port: int) -> "subprocess.Popen[bytes]":
+        """Start a supervisor, and write down that it is the one."""
+        if self._pipe is not None:
+            os.close(self._pipe)
         read_end, self._pipe = os.pipe()
         with open(self.home / "server.log", "ab") as log:
             supervisor = subprocess.Popen(
@@ -178,11 +215,7 @@ class PrefectServer:
         self._supervisor = supervisor
         self._record = ServerRecord(port=port, supervisor_pid=supervisor.pid)
         (self.home / "server.json").write_text(json.dumps(asdict(self._record)))
-        try:
-            self._wait_until_ours(self._record, end, supervisor)
-        except PrefectServerError:
-            self.stop()
-            raise
+        return supervisor
 
     def _wait_until_ours(
         self, record: ServerRecord, end: float, supervisor: "subprocess.Popen[bytes] | None" = None
@@ -190,9 +223,10 @@ class PrefectServer:
         """Wait until the server of this database answers; the port may have become another server's."""
         while (served := home_served_at(record.api_url)) != self.home:
             gone = supervisor is not None and supervisor.poll() is not None
-            if served is not None and (gone or supervisor is None):
+            if served is not None or (gone and not _is_free(record.port)):
+                owner = served or "another run"
                 raise PortTakenError(
-                    f"port {record.port} is served by the Prefect server of {served}, not of {self.home}"
+                    f"port {record.port} is served by the Prefect server of {owner}, not of {self.home}"
                 )
             if gone or time.monotonic() >= end:
                 what = "ended while starting" if gone else "does not answer"

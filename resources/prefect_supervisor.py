@@ -137,7 +137,7 @@ def supervise(pipe: int, home: Path, port: int, flush_seconds: float) -> None:
                     preexec_fn=_end_with_parent,
                 )
                 starts += 1
-            was_healthy = was_healthy or is_healthy(api_url) is None
+            was_healthy = was_healthy or home_served_at(api_url) == home  # another server may answer there
             if starter_lives and select.select([pipe], [], [], 0.5)[0]:
                 starter_lives = False  # end of file: the run that started us is gone
             if not starter_lives:

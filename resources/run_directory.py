@@ -6,6 +6,7 @@ RUNS/RUN_ID/config.yaml     resolved config        metrics.jsonl   one line an i
             logs/           a file a worker        lock            held by the process that runs it
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -76,7 +77,9 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path} exists; resume it (callsheet resume {path}), or give the new run another name (--set name=...)"
             ) from error
-        except (NotADirectoryError, PermissionError) as error:
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
             raise RunDirectoryError(
                 f"{path} cannot be made: {error.strerror}; choose another folder (--set run_dir=...)"
             ) from error

@@ -39,7 +39,7 @@ def finished_summary(run: Path, iterations: int) -> dict[str, Any] | None:
     from resources.checkpoints import CheckpointError, CheckpointStore  # imports torch
 
     store = CheckpointStore(run / "checkpoints")
-    newest, problems = store.latest()
+    newest, problems = store.latest(run / "metrics.jsonl")
     if newest is None and store.iterations():
         raise CheckpointError(
             f"{run} has checkpoints and none that can be read: {'; '.join(problems)}; move {store.folder} away to "

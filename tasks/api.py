@@ -16,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.context import SyncClientContext
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_logger
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_URL,
@@ -34,6 +35,7 @@ from resources.prefect_supervisor import is_healthy
 
 REACH_SECONDS = 5.0
 """A server that is named but does not answer within this is refused."""
+LOOK_SECONDS = 2.0
 PROBE_SECONDS = 120.0
 """A node that is busy needs seconds to start the process that asks."""
 FLUSH_SECONDS = 20.0
@@ -64,6 +66,7 @@ def prefect_api(config: PrefectConfig) -> Iterator[str]:
         if url is None:
             server = PrefectServer(config.home, start_timeout_seconds=config.start_timeout_seconds)
             url = stack.enter_context(server).api_url
+            stack.enter_context(_kept_alive(server))
         else:
             _require_reachable(url)
         stack.enter_context(
@@ -80,6 +83,25 @@ def prefect_api(config: PrefectConfig) -> Iterator[str]:
             yield url
         finally:
             flush()
+
+
+@contextlib.contextmanager
+def _kept_alive(server: PrefectServer) -> Iterator[None]:
+    """Whoever kills the embedded server with its supervisor finds it started again, at the same address."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            if server.revive():
+                get_logger("callsheet").warning("the Prefect server was gone and is started again")
+
+    thread = threading.Thread(target=look, name="prefect-server-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(timeout=REACH_SECONDS)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from uuid import UUID
 from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
@@ -89,9 +90,10 @@ def _last_iteration_saved(run: Session) -> Iterator[None]:
 
 def _restore_state(run: Session) -> None:
     """Start from the newest whole checkpoint, if there is one; later lines of metrics and spans go."""
-    newest, problems = run.checkpoints.latest()
+    newest, problems = run.checkpoints.latest(run.directory.metrics)
     for problem in problems:
         run.directory.event("checkpoint-ignored", problem=problem)
+        get_logger("callsheet").warning("checkpoint ignored: %s", problem)
     if newest is not None:
         run.state = RunState.from_json(newest.state)
         run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prefect.logging import get_logger
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
 
 from resources.casting import distinct_groups
@@ -141,14 +142,19 @@ def _recover(run: Session, first: _Fault) -> None:
                 raise
     for iteration in range(run.state.iteration, failed_at + 1):
         run.failed_attempts[iteration] += 1
+    seconds = round(time.monotonic() - first.noticed, 3)
     run.directory.event(
         "recovered",
         iteration=failed_at,
         rolled_back_to=run.state.iteration,
         rebuilt=rebuilt,
-        seconds=round(time.monotonic() - first.noticed, 3),
+        seconds=seconds,
         **first.facts(),
     )
+    get_logger("callsheet").warning(
+        "recovered in %.1f s: %s back, iteration %d runs again (%s)",
+        seconds, ", ".join(rebuilt) or "nothing had to come", run.state.iteration, first.facts()["cause"],
+    )  # fmt: skip
     run.lap()
 
 

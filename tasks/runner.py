@@ -272,4 +272,5 @@ def _span_of(sent: _Submission, timing: Mapping[str, Any], collected: tuple[floa
 
 
 def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[-400:]  # the error itself stands at the end of Ray's text
+    text = " ".join(str(error).split())
+    return text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"

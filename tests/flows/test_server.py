@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,39 @@ def test_another_databases_server_on_the_port_is_not_taken_for_ours(home: Path, 
         with PrefectServer(tmp_path, flush_seconds=1) as mine:
             assert mine.record.port != other.record.port
             assert home_served_at(mine.api_url) == tmp_path
+
+
+@pytest.mark.slow
+def test_two_servers_that_start_at_once_get_a_port_each(tmp_path: Path):
+    servers = [PrefectServer(tmp_path / name, flush_seconds=1) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda server: server.start(), servers))
+    try:
+        assert [home_served_at(server.api_url) for server in servers] == [server.home for server in servers]
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_with_its_supervisor_is_started_again_at_its_address(home: Path):
+    with prefect_api(PrefectConfig(home=str(home))) as url:
+        supervisor = read_record(home).supervisor_pid
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        for pid in (supervisor, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(600):
+            if read_record(home).supervisor_pid != supervisor and home_served_at(url) == home:
+                break
+            time.sleep(0.1)
+        assert home_served_at(url) == home
+    assert gone(url, home)
+
+
+def test_a_home_that_cannot_be_made_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrefectServerError, match=r"home .*file cannot be made: File exists; choose another folder"):
+        PrefectServer(tmp_path / "file").start()
 
 
 @pytest.mark.slow

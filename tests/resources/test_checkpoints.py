@@ -9,8 +9,9 @@ from resources.checkpoints import CheckpointError, CheckpointStore, Manifest
 
 
 def manifest(iteration: int, **more: object) -> Manifest:
-    fields = {"policy_version": iteration, "data_position": {"epoch": 0, "start": 0}, "kl_coef": 0.0}
-    return Manifest(run_id="r", iteration=iteration, config_digest="d", metrics_bytes=0, **{**fields, **more})  # type: ignore[arg-type]
+    position = {"epoch": 0, "start": 0}
+    fields = {"policy_version": iteration, "data_position": position, "kl_coef": 0.0, "metrics_bytes": 0}
+    return Manifest(run_id="r", iteration=iteration, config_digest="d", **{**fields, **more})  # type: ignore[arg-type]
 
 
 def save(store: CheckpointStore, iteration: int, **more: object) -> None:
@@ -73,6 +74,33 @@ def test_a_damaged_file_is_noticed_and_the_older_checkpoint_is_taken(store: Chec
     assert latest is not None
     assert latest.iteration == 1
     assert problems == ["iteration-000002: actor/rank-00000.safetensors does not match its checksum"]
+
+
+@pytest.mark.parametrize(
+    ("held", "newest"),
+    [
+        ("aa\nbb\ncc\n", 3),
+        ("aa\nbb\ncc\ndd\n", 3),
+        ("aa\nbb\nc", 1),
+        ("aa\nbb\ncc", 1),
+        ("aa\n", 1),
+        ("a", None),
+        (None, None),
+    ],
+)
+def test_a_checkpoint_that_counts_lines_which_are_not_there_is_passed_over(
+    store: CheckpointStore, tmp_path: Path, held: str | None, newest: int | None
+):
+    """Two lines more were written by iteration 3 than by iteration 1; going on from 3 would leave a gap."""
+    save(store, 1, metrics_bytes=3)
+    save(store, 3, metrics_bytes=9)
+    metrics = tmp_path / "metrics.jsonl"
+    if held is not None:
+        metrics.write_text(held)
+    found, problems = store.latest(metrics)
+    assert (found.iteration if found is not None else None) == newest
+    assert all("metrics.jsonl has" in problem for problem in problems)
+    assert len(problems) == {3: 0, 1: 1, None: 2}[newest]
 
 
 def test_the_only_whole_checkpoint_is_never_pruned(store: CheckpointStore):
