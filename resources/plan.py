@@ -67,9 +67,10 @@ class Plan:
         for bundle in self.bundles:
             if bundle.verdict == "does not fit":
                 reasons.append(
-                    f"pool {bundle.pool}: weights, gradients and optimizer states of {', '.join(bundle.duties)} take "
+                    f"pool {bundle.pool}: weights, gradients and optimizer states of {', '.join(bundle.duties)}, and the "
+                    "KV cache that is asked for on a CPU, take "
                     f"{gib(bundle.certain)} of each bundle, which has {gib(bundle.capacity or 0)}; use more "
-                    "bundles, fewer roles in the pool, bfloat16, LoRA or offload"
+                    "bundles, fewer roles in the pool, bfloat16, LoRA, offload, or a smaller rollout.kv_cache_bytes"
                 )
         return (*reasons, *self.engine_refusals)
 
@@ -180,6 +181,8 @@ def _bundle_memory(
         total = sum(memory[duty].total for duty in duties)
         total += sum(process_bytes(config, process, is_gpu) for process in processes)
         certain = sum(memory[duty].certain for duty in duties if not _is_offloaded(config, duty))
+        if "rollout" in duties and config.pools[name].accelerator == "none" and config.rollout.engine == "vllm":
+            certain += config.rollout.kv_cache_bytes or 0  # taken whole when the engine starts
         verdict = _verdict(total, certain, capacity)
         found.append(
             BundleMemory(

@@ -103,6 +103,14 @@ def test_state_larger_than_the_accelerator_does_not_fit(capsys: pytest.CaptureFi
     assert json.loads(out)["refusals"][0].startswith("pool training: weights, gradients and optimizer states")
 
 
+def test_a_kv_cache_larger_than_the_memory_of_a_cpu_does_not_fit(capsys: pytest.CaptureFixture[str]):
+    wanted = ("plan", "quickstart", "--nodes", "(cpu=8,mem=16GiB)", "--set")
+    code, out, _ = run(capsys, *wanted, "rollout.kv_cache_bytes=17GiB")
+    assert code == 2
+    assert "a smaller rollout.kv_cache_bytes" in " ".join(out.split())
+    assert run(capsys, *wanted, "rollout.kv_cache_bytes=1GiB")[0] == 0
+
+
 def test_an_estimate_over_the_accelerator_is_a_remark_not_a_refusal():
     config = load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools")
     plan = build_plan(config, parse_nodes("(gpu=8,cpu=96,vram=16GiB)"))
