@@ -67,8 +67,8 @@ class Plan:
         for bundle in self.bundles:
             if bundle.verdict == "does not fit":
                 reasons.append(
-                    f"pool {bundle.pool}: weights, gradients and optimizer states of {', '.join(bundle.duties)}, and the "
-                    "KV cache that is asked for on a CPU, take "
+                    f"pool {bundle.pool}: weights, gradients and optimizer states of {', '.join(bundle.duties)}, and "
+                    "the KV cache that is asked for on a CPU, take "
                     f"{gib(bundle.certain)} of each bundle, which has {gib(bundle.capacity or 0)}; use more "
                     "bundles, fewer roles in the pool, bfloat16, LoRA, offload, or a smaller rollout.kv_cache_bytes"
                 )
