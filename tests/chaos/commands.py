@@ -16,6 +16,7 @@ from configs.run import RunConfig
 from resources.cleanup import RUN_KEY
 from resources.process_facts import processes_with_environment
 from resources.run_directory import read_lines
+from tests.interrupts import heed_interrupts
 
 ROOT = Path(__file__).parents[2]
 MAIN = "import sys; from flows.cli import main; sys.exit(main())"
@@ -37,7 +38,7 @@ class Command:
                 env=environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_heed_interrupts,
+                preexec_fn=heed_interrupts,
             )
 
     def wait(self, seconds: float = START_SECONDS) -> int:
@@ -51,11 +52,6 @@ class Command:
     def output(self) -> str:
         """What it printed so far."""
         return self.log.read_text(errors="replace")
-
-
-def _heed_interrupts() -> None:
-    """As a shell starts a command; in the background of a script it would ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def train(config: RunConfig, folder: Path) -> Command:

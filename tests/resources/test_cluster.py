@@ -21,6 +21,7 @@ from resources.process_facts import descendants, is_running, processes_with_envi
 from resources.ray_state import named_actors
 from resources.registry import list_cards
 from resources.worker_group import WorkerSpec, start_group
+from tests.interrupts import heed_interrupts
 from tests.resources.sample_workers import EchoWorker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +58,7 @@ class Driver:
         script = str(Path(__file__).with_name("sample_driver.py"))
         self.process = subprocess.Popen(
             [sys.executable, script, run_id, address, str(run_dir), how],
+            preexec_fn=heed_interrupts,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
