@@ -53,7 +53,8 @@ def lesson(iteration: int, attempt: int) -> Any:
     """One iteration."""
     run, at = current_session(), current_session().stamp()
     batch = run.take_rollout(at) or rollout.submit(at, at.policy_version, run.solved)
-    ahead = [rollout.submit(later, at.policy_version) for later in run.rollouts_ahead(at)]
+    first = run.before_ahead(batch)
+    ahead = [rollout.submit(later, at.policy_version, wait_for=first) for later in run.rollouts_ahead(at)]
 
     scored = [teacher.submit(at, batch), reward.submit(at, batch), actor_log_probs.submit(at, batch)]
     estimated = advantage.submit(at, [batch, *scored])

@@ -63,7 +63,8 @@ def iteration(iteration: int, attempt: int) -> Any:
     """One iteration: every step is submitted as its inputs allow, siblings side by side."""
     run, at = current_session(), current_session().stamp()
     batch = run.take_rollout(at) or rollout.submit(at, at.policy_version, run.solved)
-    ahead = [rollout.submit(later, at.policy_version) for later in run.rollouts_ahead(at)]
+    first = run.before_ahead(batch)
+    ahead = [rollout.submit(later, at.policy_version, wait_for=first) for later in run.rollouts_ahead(at)]
 
     scored = [reward.submit(at, batch)]
     scored += [actor_log_probs.submit(at, batch)] if run.recomputes_log_probs else []

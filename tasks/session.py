@@ -198,6 +198,13 @@ class Session(Agenda):
             for number in later
         ]
 
+    def before_ahead(self, batch: StepFuture | StepResult) -> Sequence[StepFuture]:
+        """What rollouts ahead wait for: the iteration's own, where it is still to be sampled.
+
+        They share the engines, and its update needs that one first.
+        """
+        return [batch] if isinstance(batch, StepFuture) else []
+
     def before_sync(self, ahead: Sequence[StepFuture]) -> Sequence[StepFuture]:
         """Rollouts ahead that the weight sync waits for: none where servers take new weights while they sample."""
         return () if self.config.rollout.servers.updates_while_sampling else ahead
