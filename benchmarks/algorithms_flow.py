@@ -22,7 +22,7 @@ from tasks.api import prefect_api
 def measure(folder: Path, name: str, iterations: int) -> Figure:
     """One run of one algorithm."""
     overrides = (
-        *overrides_of(name, 0), f"name={name}", f"run_dir={folder}", f"prefect.home={folder}/prefect",
+        *overrides_of(name, 0), f"name={name.replace('_', '-')}", f"run_dir={folder}", f"prefect.home={folder}/prefect",
         f"iterations={iterations}", "validation.every=0", "validation.at_start=true", "validation.at_end=true",
         "checkpoint.every=0",
     )  # fmt: skip
