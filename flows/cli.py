@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed while running, 2 refused before starting.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from resources.telemetry.whatif import Prediction
 
 DONE, FAILED, REFUSED = 0, 1, 2
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 COMMAND_MODULES = (
     "flows.run_commands", "flows.report_commands", "flows.cluster_commands", "flows.data_commands",
     "flows.side_commands",
@@ -143,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = app(tokens, exit_on_error=False, print_error=True, result_action="return_value")
+        sys.stdout.flush()
     except cyclopts.CycloptsError:
         return REFUSED  # cyclopts has printed what is wrong with the command line
     except (ConfigError, Refused) as error:
@@ -152,9 +155,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return REFUSED
     except BrokenPipeError:  # whoever read our output has seen enough: `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
+    except OSError as error:
+        if error.errno not in DISK_IS_FULL:
+            raise
+        _drop_output()
+        print(f"{error.filename or 'the output'} cannot be written: {error.strerror}; make room", file=sys.stderr)
+        return FAILED
     return result if isinstance(result, int) else DONE
+
+
+def _drop_output() -> None:
+    """What is still held for standard output goes nowhere; the interpreter's end would try it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, REFUSED, AsJson, ConfigPath, Overrides, app
-from flows.refusals import without_traceback
+from flows.refusals import faults_told_once, without_traceback
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -92,7 +92,7 @@ def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, 
     folder = Path(config.run_dir) / config.name if resume_from is None else resume_from
     try:
         flow = distillation if config.algorithm.name == "distillation" else ppo
-        with without_traceback((*REFUSALS, ConfigError)):
+        with without_traceback((*REFUSALS, ConfigError)), faults_told_once():
             summary: dict[str, Any] = flow(config, None if resume_from is None else str(resume_from))
     except (*REFUSALS, ConfigError) as error:
         return _refuse(str(error), as_json)

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -30,8 +31,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs.training import PrefectConfig
 from resources.api_probe import probe_api
-from resources.prefect_server import PrefectServer
-from resources.prefect_supervisor import is_healthy
+from resources.prefect_server import PrefectServer, PrefectServerError
+from resources.prefect_supervisor import home_served_at, is_healthy
 
 REACH_SECONDS = 5.0
 """A server that is named but does not answer within this is refused."""
@@ -92,8 +93,11 @@ def _kept_alive(server: PrefectServer) -> Iterator[None]:
 
     def look() -> None:
         while not is_over.wait(LOOK_SECONDS):
-            if server.revive():
-                get_logger("callsheet").warning("the Prefect server was gone and is started again")
+            try:
+                if server.revive():
+                    get_logger("callsheet").warning("the Prefect server was gone and is started again")
+            except PrefectServerError as error:  # another run holds the lock for its start; it is asked again
+                get_logger("callsheet").warning("the Prefect server is gone: %s", error)
 
     thread = threading.Thread(target=look, name="prefect-server-watch", daemon=True)
     thread.start()
@@ -277,7 +281,11 @@ def confirm_cancelled(flow: Any, flow_run: Any, state: Any) -> None:
 
 
 class CancelWatch:
-    """Looks every few seconds whether a flow run was cancelled; `check()` raises RunCancelledError once it was."""
+    """Looks every few seconds whether a flow run was cancelled; `check()` raises RunCancelledError once it was.
+
+    A run that was deleted counts as cancelled. A server that does not know it because it is another one, which took
+    the port while ours was away, says nothing about it.
+    """
 
     def __init__(self, flow_run_id: UUID | str, every_seconds: float = 2.0) -> None:
         self._id = UUID(str(flow_run_id))
@@ -285,6 +293,8 @@ class CancelWatch:
         self._stop = threading.Event()
         self._cancelled = threading.Event()
         self._context = get_current_settings()
+        self._home: Path | None = None
+        """Of the server that knew the run."""
         self._thread = threading.Thread(target=self._look, name="cancel-watch", daemon=True)
 
     def __enter__(self) -> "CancelWatch":
@@ -313,12 +323,15 @@ class CancelWatch:
                     continue  # an outage; it is looked again
 
     def _watch_with(self, client: Any) -> None:
+        url = self._context.api.url or ""
         while not self._stop.is_set():
             try:
                 state = client.read_flow_run(self._id).state
-            except ObjectNotFound:  # deleted in the UI
-                state = None
-            if state is None or state.is_cancelling() or state.is_cancelled():
+                is_over = state is not None and (state.is_cancelling() or state.is_cancelled())
+                self._home = self._home or home_served_at(url)
+            except ObjectNotFound:
+                is_over = self._home is None or home_served_at(url) == self._home
+            if is_over:
                 self._cancelled.set()
                 return
             self._stop.wait(self._every)

@@ -1,14 +1,14 @@
 """The policy as a Hugging Face folder that `transformers`, vLLM and this project load again."""
 
 import copy
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+
+from resources.models.published_folder import published_folder
 
 
 def export_folder(
@@ -27,9 +27,6 @@ def export_folder(
             f"the tensors do not fit {type(skeleton).__name__}: unknown {sorted(set(weights) - expected)[:5]}, "
             f"missing {sorted(expected - set(weights))[:5]}"
         )
-    staging = folder.with_name(f".{folder.name}-{os.getpid()}")
-    skeleton.save_pretrained(staging, state_dict=weights)
-    tokenizer.save_pretrained(staging)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.rename(staging, folder)
+    with published_folder(folder) as staging:
+        skeleton.save_pretrained(staging, state_dict=weights)
+        tokenizer.save_pretrained(staging)

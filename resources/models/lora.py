@@ -4,8 +4,6 @@ Merging happens on gathered copies, tensor by tensor, so exporting never touches
 repeated without adding the adapter twice.
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from transformers import PreTrainedModel
 
 from configs.model import LoraConfig
 from resources.models.causal_lm import ModelError
+from resources.models.published_folder import published_folder
 from resources.models.sharding import whole_tensors
 
 _ADAPTER = "default"
@@ -116,13 +115,9 @@ def export_adapter(folder: Path, config: LoraConfig, base: str, named: Iterator[
         base_model_name_or_path=base,
         inference_mode=True,
     )
-    staging = folder.with_name(f".{folder.name}-{os.getpid()}")
-    staging.mkdir(parents=True)
-    save_file({name: tensor.cpu().contiguous() for name, tensor in named}, staging / "adapter_model.safetensors")
-    settings.save_pretrained(str(staging))
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.rename(staging, folder)
+    with published_folder(folder) as staging:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in named}, staging / "adapter_model.safetensors")
+        settings.save_pretrained(str(staging))
 
 
 def _without_adapters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,13 +1,13 @@
 """A trained reward model as a folder that `transformers` and this project load again."""
 
 import copy
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedTokenizerBase
+
+from resources.models.published_folder import published_folder
 
 TRUNK, HEAD = "model.", "score."
 """How a `ScalarModel` calls its two parts."""
@@ -31,9 +31,6 @@ def export_reward_model(
     whole.score.load_state_dict(
         {name.removeprefix(HEAD): one for name, one in weights.items() if name.startswith(HEAD)}
     )
-    staging = folder.with_name(f".{folder.name}-{os.getpid()}")
-    whole.save_pretrained(staging)
-    tokenizer.save_pretrained(staging)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.rename(staging, folder)
+    with published_folder(folder) as staging:
+        whole.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from configs.problems import ConfigError
-from flows.refusals import without_traceback
+from flows.refusals import faults_told_once, without_traceback
 
 
 class Kept(logging.Handler):
@@ -29,3 +29,17 @@ def test_a_refusal_leaves_no_traceback_in_the_log_of_flow_runs_and_a_failure_doe
         logger.error("ended", exc_info=failure)
     logger.error("ended", exc_info=refusal)
     assert kept.errors == [failure, refusal]
+
+
+def test_a_failed_iteration_is_left_out_of_the_console_and_the_end_of_a_run_is_not(monkeypatch: pytest.MonkeyPatch):
+    kept, sent = Kept(), Kept()
+    flow_runs = logging.getLogger("prefect.flow_runs")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [kept])
+    monkeypatch.setattr(flow_runs, "handlers", [sent])  # what Prefect's server is sent
+    lost, ended = RuntimeError("a rank was lost"), RuntimeError("out of recoveries")
+    with faults_told_once():
+        flow_runs.error("failed", exc_info=lost, extra={"flow_name": "iteration"})
+        flow_runs.error("failed", exc_info=ended, extra={"flow_name": "ppo"})
+    flow_runs.error("failed", exc_info=lost, extra={"flow_name": "iteration"})
+    assert kept.errors == [ended, lost]
+    assert sent.errors == [lost, ended, lost]

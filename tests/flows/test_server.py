@@ -1,5 +1,6 @@
 """The Prefect server of a run: started, shared, restarted, gone; reached or refused; waited for; cancelled."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.flow_engine import run_flow_sync
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Scheduled
 
 from configs.training import PrefectConfig
@@ -312,6 +315,36 @@ def test_a_cancelled_run_is_noticed(api: str):
         training()
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(ids[0]).state_name == "Cancelled"
+
+
+@pytest.mark.slow
+def test_another_server_on_the_port_does_not_cancel_a_run_that_it_does_not_know(tmp_path: Path):
+    @flow(persist_result=False)
+    def nothing() -> str:
+        return str(FlowRunContext.get().flow_run.id)
+
+    homes, port = [tmp_path / "ours", tmp_path / "another"], free_port(0)
+    with contextlib.ExitStack() as stack:
+        with PrefectServer(homes[0], port=port, flush_seconds=1) as ours:
+            stack.enter_context(temporary_settings({PREFECT_API_URL: ours.api_url}))
+            run_id = nothing()
+            watch = stack.enter_context(CancelWatch(run_id, every_seconds=0.1))
+            wait_until(lambda: watch._home == homes[0])
+        with PrefectServer(homes[1], port=port, flush_seconds=1) as another:
+            assert home_served_at(another.api_url) == homes[1]
+            time.sleep(2.0)  # twenty looks
+            assert not watch.is_cancelled
+        with PrefectServer(homes[0], port=port, flush_seconds=1), get_client(sync_client=True) as client:
+            client.delete_flow_run(run_id)
+            wait_until(lambda: watch.is_cancelled)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Fails when it does not hold in time."""
+    end_at = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end_at
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

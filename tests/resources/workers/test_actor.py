@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import shutil
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from configs.model import ModelConfig, OptimizerConfig
 from configs.training import TrainedRoleConfig
 from resources.batch import join_columns, row_lengths, select_rows, validate
 from resources.models.log_probs import log_probs_from_logits
+from resources.models.published_folder import published_folder
 from resources.update_plan import RATIO_TOLERANCE
 from resources.workers.actor import ActorWorker
 from resources.workers.metric_sums import combine_metrics
@@ -285,6 +287,21 @@ def test_the_exported_folder_is_the_policy(tmp_path):
     assert largest_gap(weights_of(worker), weights_of(again)) == 0.0
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     assert torch.equal(plain.lm_head.weight, worker.module.lm.lm_head.weight)
+
+
+def test_the_weights_of_an_export_are_as_readable_as_its_config(tmp_path):
+    actor().export(str(tmp_path / "policy"))
+    modes = {name: (tmp_path / "policy" / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert modes["model.safetensors"] == modes["config.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_an_export_that_fails_leaves_the_folder_of_before_and_nothing_beside_it(tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "mine").touch()
+    with pytest.raises(FileNotFoundError), published_folder(tmp_path / "policy") as staging:
+        shutil.copy(tmp_path / "no such file", staging)
+    assert [path.name for path in tmp_path.rglob("*")] == ["policy", "mine"]
 
 
 def test_checksums_change_with_the_weights_and_only_with_them():
