@@ -25,6 +25,8 @@ SECONDS_A_CALL = 0.05
 QUIET_CALLS = 4
 """After so many calls that brought nothing new, nobody waits for an answer to ask again: whole calls are cheaper."""
 MAX_STEPS = 256
+REQUESTS_A_CALL = 128
+"""The first of many requests are decoded while the others are still on their way."""
 POLL_SECONDS = 0.2
 
 
@@ -264,8 +266,8 @@ class RolloutServers:
             self._answer(self._take_back(lane, wire), FinishReason.ABORT, lane.replica.name)
         abort = tuple(lane.aborting)
         lane.aborting.clear()
-        add = tuple((self._wired[wire].next_request(wire), self._wired[wire].sampling) for wire in lane.waiting)
-        lane.waiting.clear()
+        wires = [lane.waiting.popleft() for _ in range(min(REQUESTS_A_CALL, len(lane.waiting)))]
+        add = tuple((self._wired[wire].next_request(wire), self._wired[wire].sampling) for wire in wires)
         lane.quiet_calls = 0 if add else lane.quiet_calls + 1
         if not (lane.open or abort):
             return None
