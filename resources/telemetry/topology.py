@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from resources.telemetry.profile import RunProfile
+from resources.telemetry.profile import RunProfile, TaskProfile
 
 STYLES = ("fused", "shared", "split")
 MOST_ROWS = 1_000_000
@@ -114,6 +114,15 @@ def _tensor_parallel(profile: RunProfile) -> int:
     if profile.rollout is None or "rollout" not in profile.roles:
         return 1
     return max(1, profile.pools[profile.roles["rollout"]] // max(1, profile.rollout.num_engines))
+
+
+def ranks_of_task(task: TaskProfile, profile: RunProfile, topology: Topology) -> int:
+    """Ranks that a task gets: its pool's bundles, or as many fewer or more of them as it was measured with."""
+    before = profile.pools.get(profile.roles.get(task.role, ""), task.num_ranks)
+    if before == task.num_ranks:
+        return topology.ranks_of(task.role)
+    is_moved = topology.roles[task.role] != profile.roles[task.role]
+    return max(1, round(task.num_ranks * (1.0 if is_moved else topology.ranks_of(task.role) / before)))
 
 
 def with_ranks(topology: Topology, **ranks: int) -> Topology:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.telemetry.profile import GraderProfile, RolloutProfile, RunProfile, TaskProfile, measure_profile
+from resources.telemetry.profile import RolloutProfile, RunProfile, TaskProfile, measure_profile
 from resources.telemetry.reader import SpanReader
 from resources.telemetry.report import search_layout, whatif_from_run
 from resources.telemetry.search import fits_memory, search_topology
@@ -159,16 +159,6 @@ def test_fixed_seconds_do_not_shrink_with_ranks_and_collectives_grow():
     # 1 + 3 * 2 / 4 + 0.5 * (3/4) / (1/2) * 1.25
     assert predict(made, with_ranks(base, p=4)).step_seconds == pytest.approx(1.0 + 1.5 + 0.9375)
     assert predict(made, with_ranks(base, p=1)).step_seconds == pytest.approx(1.0 + 6.0)
-
-
-def test_streamed_grading_hides_under_the_rollout_but_its_capacity_bounds_the_step():
-    grader = GraderProfile(total_seconds=32.0, max_seconds=1.0, workers=8, is_streamed=True)
-    made = profile(grader=grader)
-    # four seconds of grading: three under the rollout, one left
-    assert predict(made, measured_topology(made)).step_seconds == pytest.approx(SPLIT + 0.5)
-    prediction = predict(made, replace(measured_topology(made), async_depth=1))
-    assert prediction.step_seconds == pytest.approx(4.0)
-    assert prediction.bottleneck == "reward"
 
 
 def test_collectives_shrink_with_the_micro_batches_of_a_rank():
