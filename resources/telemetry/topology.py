@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from configs.pools import MOST_BUNDLES
 from resources.telemetry.profile import RunProfile, TaskProfile
 
 STYLES = ("fused", "shared", "split")
@@ -10,6 +11,8 @@ MOST_ROWS = 1_000_000
 """Responses of one iteration that a what-if draws the lengths of, a second or so."""
 MOST_ASYNC_DEPTH = 1000
 """Iterations ahead that a what-if simulates; beyond a few nothing changes."""
+MOST_CORES = 1_000_000
+"""Of all nodes together."""
 CPU_ROLES = frozenset({"reward", "advantage", "env"})
 """Roles that use no accelerator, whatever their pool; a reward *model* is named in `accelerated_rewards`."""
 
@@ -153,20 +156,22 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
             case ["pools", name] | ["pools", name, "bundles"]:
                 if name not in pools and accelerated:
                     accelerated.add(name)
-                pools[name] = _whole(key, value)
+                pools[name] = _whole(key, value, MOST_BUNDLES)
             case ["roles", role, "pool"] if role in roles:
                 roles[role] = value
             case ["roles", role, "colocate"] if role in roles:
                 colocate[role] = value
             case ["roles", "rollout", ("tensor_parallel" as name)]:
-                plain[name] = _whole(key, value)
+                plain[name] = _whole(key, value, MOST_BUNDLES)
             case ["rollout", ("group_size" | "max_running_sequences") as name] | [
                 "data",
                 ("prompts_per_iteration" as name),
             ]:
-                plain[name] = _whole(key, value)
-            case [("async_depth" | "cores") as name]:
-                plain[name] = _whole(key, value)
+                plain[name] = _whole(key, value, MOST_ROWS)
+            case ["cores" as name]:
+                plain[name] = _whole(key, value, MOST_CORES)
+            case ["async_depth" as name]:
+                plain[name] = _whole(key, value, MOST_ASYNC_DEPTH, least=0)
             case _:
                 raise ValueError(
                     f"{key!r} is nothing a what-if can change; it can change pools.NAME.bundles, roles.ROLE.pool"
@@ -181,8 +186,12 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
     )
 
 
-def _whole(key: str, value: str) -> int:
+def _whole(key: str, value: str, most: int, *, least: int = 1) -> int:
+    rule = f"it is a whole number from {least} to {most}; give one, for example {key}={max(least, 1)}"
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
-        raise ValueError(f"{key} is {value!r}; it is a whole number") from None
+        raise ValueError(f"{key} is {value or 'empty'}; {rule}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{key} is {number}; {rule}")
+    return number

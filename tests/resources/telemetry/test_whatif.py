@@ -215,7 +215,7 @@ def test_changes_come_in_the_words_of_the_config():
     assert "critic" not in changed.pools
     with pytest.raises(ValueError, match=r"'actor\.lr' is nothing a what-if can change"):
         override_topology(base, {"actor.lr": "1"})
-    with pytest.raises(ValueError, match=r"async_depth is 'two'; it is a whole number"):
+    with pytest.raises(ValueError, match=r"async_depth is two; it is a whole number"):
         override_topology(base, {"async_depth": "two"})
 
 
