@@ -103,9 +103,7 @@ def _predicted(run: Path, changes: Sequence[str]):  # noqa: ANN202 - (Prediction
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
-            raise ValueError(
-                f"--set is {change!r}; a change is written KEY=VALUE; give a value, for example {change}=2"
-            )
+            raise ValueError(f"--set is {change!r}; a change is written KEY=VALUE; write for example {change}=2")
         pairs[key] = value
     reader = SpanReader(path=run)
     profile = measure_profile(list(reader.iterations()), reader.run)

@@ -47,9 +47,7 @@ def search_topology(
     if no layout fits: too few accelerators for the engine, or too little memory.
     """
     if not 1 <= accelerators <= MOST_BUNDLES:
-        raise ValueError(
-            f"accelerators is {accelerators}; a layout has 1 to {MOST_BUNDLES}; give as many as there are, for example 8"
-        )
+        raise ValueError(f"accelerators is {accelerators}; a layout has 1 to {MOST_BUNDLES}; give as many as you have")
     start = base or measured_topology(profile)
     begin = clock()
     climber = _Climber(profile, start, accelerators, lambda: clock() - begin > limit_seconds)
