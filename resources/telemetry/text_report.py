@@ -80,7 +80,7 @@ def _role_table(report: Report) -> Table:
         "idle",
         "critical",
         "waits for",
-        title=title,
+        title=f"Seconds a step, by role (mean of {len(report.complete)} iterations)",
     )
     for entry in role_table(report):
         waiting = sum(entry["waiting"].values())
