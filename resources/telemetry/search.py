@@ -60,7 +60,9 @@ def search_topology(
     for parts in sorted(_partitions(roles), key=len):
         if len(parts) > accelerators or not allowed(parts):
             continue
-        for depth in range(start.async_depth, max(start.async_depth, max_async_depth) + 1):
+        is_one_process = any({"actor", "rollout"} <= set(part) for part in parts)
+        depths = range(start.async_depth, max(start.async_depth, max_async_depth) + 1)
+        for depth in (0,) if is_one_process else depths:  # one process cannot sample while it updates
             if climber.is_late():
                 is_complete = False
                 break

@@ -59,14 +59,23 @@ class Topology:
             raise ValueError(f"max_running_sequences is {self.max_running_sequences}; it is at least 1")
         if self.cores < 0:
             raise ValueError(f"cores is {self.cores:g}; it is 0 (plenty) or more")
-        if not 0 <= self.async_depth <= MOST_ASYNC_DEPTH:
-            raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) to {MOST_ASYNC_DEPTH}")
+        self._check_depth()
         wrong = sorted({style for style in self.colocate.values() if style not in STYLES})
         if wrong:
             raise ValueError(f"colocate has {wrong}; a role is {', '.join(STYLES)}")
         if "rollout" in self.roles and self.tensor_parallel > self.ranks_of("rollout"):
             raise ValueError(
                 f"tensor_parallel is {self.tensor_parallel} but the rollout's pool has {self.ranks_of('rollout')} ranks"
+            )
+
+    def _check_depth(self) -> None:
+        if not 0 <= self.async_depth <= MOST_ASYNC_DEPTH:
+            raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) to {MOST_ASYNC_DEPTH}")
+        if self.async_depth and self.is_fused_with("actor", "rollout"):
+            raise ValueError(
+                f"async_depth is {self.async_depth}, and actor and rollout are one process in pool "
+                f"{self.roles['actor']!r}, where no rollout can run beside an update; give rollout a pool of its own "
+                "(roles.rollout.pool and pools.NAME.bundles), or set async_depth to 0"
             )
 
     @property

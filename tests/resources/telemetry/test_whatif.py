@@ -240,6 +240,19 @@ def test_the_search_splits_when_a_role_does_not_scale():
     assert best.topology.roles["critic"] != best.topology.roles["actor"]
 
 
+def test_the_search_lets_no_rollout_run_ahead_in_the_actors_process():
+    made = replace(profile(), accelerator_pools=frozenset({"actor", "critic", "reference", "rollout"}))
+    found = search_topology(made, 4, max_async_depth=1).alternatives
+    ahead = [one.topology for one in found if one.topology.async_depth]
+    assert ahead
+    assert not any(layout.is_fused_with("actor", "rollout") for layout in ahead)
+
+
+def test_a_rollout_ahead_in_the_actors_process_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match=r"async_depth is 1, and actor and rollout are one process.*pool of its own"):
+        override_topology(fused(measured_topology(profile())), {"async_depth": "1"})
+
+
 def test_the_search_keeps_what_does_not_fit_apart():
     made = replace(
         profile(), accelerator_pools=frozenset({"actor", "critic", "reference", "rollout"}), accelerator_bytes=80e9
