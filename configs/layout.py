@@ -62,6 +62,13 @@ def duties(config: "RunConfig") -> dict[str, RoleName]:
     return {duty: role for role in config.roles for duty in HYBRID_ROLES.get(role, (role,))}
 
 
+def styles(config: "RunConfig") -> dict[str, str]:
+    """Duty -> how it shares its pool; the duties of a hybrid role are fused."""
+    return {
+        duty: "fused" if role in HYBRID_ROLES else config.roles[role].colocate for duty, role in duties(config).items()
+    }
+
+
 def active_roles(config: "RunConfig") -> tuple[RoleName, ...]:
     """Roles that get processes: a critic or reference that the algorithm does not read is left out."""
     idle: set[str] = set()

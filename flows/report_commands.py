@@ -70,18 +70,27 @@ def whatif(
     _require_folder(run)
     if search is not None and set_:
         raise Refused(f"--set is {set_[0]!r} and --search is {search}: a search tries every layout; give one of them")
-    if max_async_depth is not None and (search is None or max_async_depth < 0):
-        raise Refused(f"--max-async-depth is {max_async_depth}; it bounds a --search, and is 0 or more")
+    if max_async_depth is not None:
+        _check_depth(max_async_depth, search)
     try:
         if search is not None:
             found = search_layout(run, search, max_async_depth=max_async_depth or 0)
-            print(json.dumps(asdict(found), default=str) if json_ else render_search(found))
+            print(json.dumps(asdict(found), default=sorted) if json_ else render_search(found))
             return DONE
         prediction, measured = _predicted(run, set_)
     except ValueError as error:
         raise Refused(str(error)) from None
-    print(json.dumps(asdict(prediction), default=str) if json_ else render_prediction(prediction, measured))
+    print(json.dumps(asdict(prediction), default=sorted) if json_ else render_prediction(prediction, measured))
     return DONE
+
+
+def _check_depth(depth: int, search: int | None) -> None:
+    from resources.telemetry.topology import MOST_ASYNC_DEPTH
+
+    if search is None:
+        raise Refused(f"--max-async-depth is {depth}; it bounds a --search; add --search, or leave it out")
+    if not 0 <= depth <= MOST_ASYNC_DEPTH:
+        raise Refused(f"--max-async-depth is {depth}; it is 0 or more, {MOST_ASYNC_DEPTH} at most; give for example 1")
 
 
 def _predicted(run: Path, changes: Sequence[str]):  # noqa: ANN202 - (Prediction, float), imported inside
@@ -92,7 +101,9 @@ def _predicted(run: Path, changes: Sequence[str]):  # noqa: ANN202 - (Prediction
 
     pairs: dict[str, str] = {}
     for change in changes:
-        key, _, value = change.partition("=")
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set is {change!r}; a change is written KEY=VALUE; write for example {change}=2")
         pairs[key] = value
     reader = SpanReader(path=run)
     profile = measure_profile(list(reader.iterations()), reader.run)
@@ -141,7 +152,8 @@ def export(
     try:
         manifest = store.read(iteration) if iteration is not None else store.newest(tell_ignored)
     except CheckpointError as error:
-        raise Refused(f"{error}; the checkpoints of {run} are {store.iterations()}") from None
+        kept = ", ".join(map(str, store.iterations())) or "not there yet; train on, or name another run"
+        raise Refused(f"{error}; the checkpoints of {run} are {kept}") from None
     if adapter and config.model.lora is None:
         raise Refused(f"{run} has no adapter: model.lora is not set; leave --adapter out")
     from resources.models.causal_lm import ModelError  # these load torch

@@ -15,6 +15,7 @@ from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, REFUSED, AsJson, ConfigPath, Overrides, app
 from flows.refusals import faults_told_once, without_traceback
+from resources.run_summary import RECENT_ITERATIONS
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -106,13 +107,21 @@ def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, 
     return DONE
 
 
+_AVERAGED = {
+    "explained_variance": f" (mean of the last {RECENT_ITERATIONS} iterations at most)",
+    "kl_to_reference": f" (mean of the last {RECENT_ITERATIONS} iterations at most)",
+    "verdict": " (of the last iteration; callsheet report tells the whole run's)",
+}
+"""What a line of the closing table is of, where it is not of the whole run."""
+
+
 def _print_result(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary))
         return
     for name, value in summary.items():
         text = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{name:>24}  {'-' if value is None else text}")
+        print(f"{name:>24}  {'-' if value is None else text}{_AVERAGED.get(name, '') if value is not None else ''}")
 
 
 def _refuse(text: str, as_json: bool) -> int:

@@ -14,7 +14,8 @@ from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from configs.layout import process_groups
+from configs.changes import refused_changes
+from configs.layout import process_groups, styles
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
 from resources.run_directory import read_lines
@@ -196,11 +197,12 @@ def _run_record(run: Session) -> RunRecord:
             for name, pool in config.pools.items()
         },
         roles=roles,
-        colocate={role: placed.colocate for role, placed in config.roles.items()},
+        colocate=styles(config),
         prompts_per_iteration=config.data.prompts_per_iteration,
         group_size=config.rollout.group_size,
         max_running_sequences=config.rollout.max_running_sequences,
         async_depth=config.async_depth,
+        refused=refused_changes(config),
     )
 
 

@@ -1,6 +1,6 @@
 """What to change for each cause, in the words of the config, and the evidence as a sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from resources.telemetry.causes import Cause
 
@@ -8,27 +8,21 @@ Evidence = Mapping[str, float | str]
 
 _CHANGES: dict[Cause, str] = {
     Cause.SLOW_GRADER: (
-        "raise reward.processes or roles.reward.workers, or make grader {name} cheaper; reward.stream: true "
+        "raise reward.processes{reward_workers}, or make grader {name} cheaper; reward.stream: true "
         "hides grading under the rollout"
     ),
     Cause.RARE_SLOW_GRADER: (
         "lower timeout_seconds of grader {name} towards its usual latency (on_failure says what such a row "
-        "becomes); async_depth: 1 hides what is left"
+        "becomes){ahead_hides}"
     ),
     Cause.SLOW_REWARD_MODEL: (
-        "give roles.reward a pool of its own with more bundles, or raise roles.reward.tensor_parallel; "
-        "reward.stream: true hides scoring under the rollout"
+        "give roles.reward a pool of its own with more bundles; reward.stream: true hides scoring under the rollout"
     ),
-    Cause.SLOW_JUDGE: (
-        "raise judge.max_concurrency (and requests_per_minute) of grader {name}, keep reward.stream: true; "
-        "async_depth: 1 hides what is left"
-    ),
-    Cause.SLOW_SANDBOX: (
-        "raise reward.processes or roles.reward.workers for grader {name}, or lower its timeout_seconds"
-    ),
+    Cause.SLOW_JUDGE: ("raise {concurrency} of grader {name}, keep reward.stream: true{ahead_hides}"),
+    Cause.SLOW_SANDBOX: ("raise reward.processes{reward_workers} for grader {name}, or lower its timeout_seconds"),
     Cause.LONG_TAIL: (
-        "async_depth: 1 trains while the tail decodes; or lower rollout.max_response_length "
-        "(algorithm.overlong shapes the reward towards it), or put roles.rollout on fewer engines"
+        "{ahead_trains}lower rollout.max_response_length (algorithm.overlong shapes the reward towards it; its "
+        "max_length goes down too){fewer_engines}"
     ),
     Cause.KV_CACHE: (
         "raise rollout.kv_cache_bytes (CPU) or rollout.gpu_memory_fraction (GPU), drop "
@@ -38,48 +32,41 @@ _CHANGES: dict[Cause, str] = {
         "look at rank {rank:.0f} of roles.{role} on node {node} (callsheet doctor: load, clocks, neighbours) "
         "or take its node out of the pool"
     ),
-    Cause.UNEVEN_TOKENS: "set {role}.micro_batch_tokens so that ranks get equal tokens rather than equal rows",
-    Cause.HEAVY_CRITIC: (
-        "give roles.critic a larger pool of its own, or a smaller critic.model; algorithm.name: grpo needs no critic"
-    ),
-    Cause.SLOW_REFERENCE: (
-        "move roles.reference.pool to the actor's pool, or give its pool more bundles; algorithm.kl.coef: 0 "
-        "needs no reference"
-    ),
+    Cause.UNEVEN_TOKENS: "{even_tokens}",
+    Cause.HEAVY_CRITIC: ("give roles.critic a larger pool of its own, or a smaller critic.model{no_critic}"),
+    Cause.SLOW_REFERENCE: ("{reference_to_the_actor}give its pool more bundles{no_reference}"),
     Cause.SERIALISE: (
         "keep the batch in the object store: pass batch handles, not tensors, through the flow ({bytes_text} "
         "were serialised); a larger group needs dispatch by reference"
     ),
     Cause.COLLECT: "let workers return references (bulk methods) instead of data ({bytes_text} were collected)",
     Cause.SCHEDULING: (
-        "raise data.prompts_per_iteration so that {tasks:.0f} tasks' overhead weighs less, use a running "
-        "server (prefect.api_url), fuse roles (roles.*.colocate: fused), or take snapshots more rarely "
+        "raise data.prompts_per_iteration so that {tasks:.0f} tasks' overhead weighs less{running_server}{fuse}, "
+        "or take snapshots more rarely "
         "(recovery.snapshot_every)"
     ),
     Cause.FETCH: (
         "put the pools of {task} and of its inputs on the same nodes, so that rows are read from shared memory"
     ),
     Cause.COMMUNICATION: (
-        "fewer ranks with larger micro-batches ({role}.micro_batch_size), or the pool on one node "
-        "(pools.*.strategy: PACK); a model that fits one rank needs no {role}.fsdp"
+        "fewer ranks with larger micro-batches ({section}.micro_batch_size), or the pool on one node "
+        "(pools.*.strategy: PACK); a model that fits one rank needs no {section}.fsdp"
     ),
     Cause.WEIGHT_SYNC: (
-        "rollout.weight_sync: process_group (or fuse actor and rollout for in_process), larger "
-        "rollout.bucket_bytes; rollout.dtype: bfloat16 halves the bytes"
+        "{process_group}{fuse_for_sync}larger rollout.bucket_bytes; rollout.dtype: bfloat16 halves the bytes"
     ),
     Cause.SHARED_POOL: "give roles.{role} a pool of its own: it queues behind {behind} in pool {pool}",
     Cause.HANGING_TASK: "raise checkpoint.every or validation.every, or keep checkpoint.asynchronous: true ({task})",
     Cause.COMPUTE_BOUND: (
         "give pool {pool} twice the bundles: {role} computes for {path_percent:.0f} % of the critical path"
     ),
-    Cause.BALANCED: "nothing stands out; a faster step needs more of everything, or async_depth: 1",
+    Cause.BALANCED: "nothing stands out; a faster step needs more of everything{or_ahead}",
 }
 
 _ROLLOUT_COMPUTE = (
-    "; or raise roles.rollout.tensor_parallel, rollout.max_running_sequences, or capture graphs "
-    "(rollout.enforce_eager: false)"
+    "; or raise {tensor_parallel}rollout.max_running_sequences, or capture graphs (rollout.enforce_eager: false)"
 )
-_TRAINING_COMPUTE = "; or raise {role}.micro_batch_size, or lower algorithm.num_ppo_epochs"
+_TRAINING_COMPUTE = "; or raise {role}.micro_batch_size{fewer_epochs}"
 
 _EVIDENCE: dict[Cause, str] = {
     Cause.SLOW_GRADER: "{exposed_seconds:.2f} s of grading stand behind the rollout",
@@ -127,12 +114,47 @@ _GRADER_DETAIL = (
 )
 
 
-def change_for(role: str, cause: Cause, evidence: Evidence) -> str:
-    """The change to make, in the words of the config."""
+def change_for(role: str, cause: Cause, evidence: Evidence, refused: Collection[str] = ()) -> str:
+    """The change to make, in the words of the config; `refused` are changes that this run's config would not take."""
     text = _CHANGES[cause]
     if cause is Cause.COMPUTE_BOUND:
         text += {"rollout": _ROLLOUT_COMPUTE, "actor": _TRAINING_COMPUTE, "critic": _TRAINING_COMPUTE}.get(role, "")
-    return text.format_map(_words(role, evidence))
+    words = _words(role, evidence)
+    words.update(_options(role, evidence, refused))
+    return text.format_map(words)
+
+
+def _options(role: str, evidence: Evidence, refused: Collection[str]) -> dict[str, str]:
+    """Parts of a recommendation, empty where the config would refuse them."""
+    ahead = "async_depth: 1"
+    if "ahead" in refused:
+        ahead = "" if "ahead_apart" in refused else "roles.rollout on a pool of its own with async_depth: 1"
+    is_http = evidence.get("kind") == "http"
+    section = role if role == "critic" else "actor"
+    options = {
+        "reward_workers": " or roles.reward.workers",
+        "fewer_engines": ", or put roles.rollout on fewer engines",
+        "no_critic": "; algorithm.name: grpo (with rollout.group_size of 2 or more) needs no critic",
+        "no_reference": "; algorithm.kl.coef: 0 needs no reference",
+        "reference_to_the_actor": "move roles.reference.pool to the actor's pool (colocate: shared), or ",
+        "running_server": ", use a running server (prefect.api_url)",
+        "fuse": ", fuse actor and rollout (colocate: fused)",
+        "process_group": "rollout.weight_sync: process_group, ",
+        "tensor_parallel": "roles.rollout.tensor_parallel, ",
+        "fewer_epochs": ", or lower algorithm.num_ppo_epochs",
+    }
+    found = {name: "" if name in refused else text for name, text in options.items()}
+    return found | {
+        "fuse_for_sync": "" if "fuse" in refused else "fuse actor and rollout (weight_sync: in_process), ",
+        "ahead_hides": f"; {ahead} hides what is left" if ahead else "",
+        "ahead_trains": f"{ahead} trains while the tail decodes; or " if ahead else "",
+        "or_ahead": f", or {ahead}" if ahead else "",
+        "concurrency": "options.max_concurrency" if is_http else "judge.max_concurrency (and requests_per_minute)",
+        "section": section,
+        "even_tokens": "raise data.prompts_per_iteration, so that long and short prompts even out over the engines"
+        if role == "rollout"
+        else f"set {section}.micro_batch_tokens so that ranks get equal tokens rather than equal rows",
+    }
 
 
 def evidence_for(role: str, cause: Cause, evidence: Evidence) -> str:

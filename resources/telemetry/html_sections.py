@@ -25,7 +25,7 @@ def summary_line(report: Report) -> str:
     steps = sorted(summary.times.step_seconds for summary in report.complete)
     parts = [f"{len(steps)} iterations" if len(steps) != 1 else "1 iteration"]
     if steps:
-        parts.append(f"median step {steps[len(steps) // 2]:.2f} s ({steps[0]:.2f} to {steps[-1]:.2f})")
+        parts.append(f"median step of all {steps[len(steps) // 2]:.2f} s ({steps[0]:.2f} to {steps[-1]:.2f})")
     if report.run is not None and report.run.pools:
         placed: dict[str, list[str]] = {}
         for role, pool in report.run.roles.items():
@@ -43,7 +43,7 @@ def verdict_card(report: Report) -> str:
         head, style = '<p class="who">balanced</p>', "verdict balanced"
     else:
         gain = f"up to -{100 * verdict.gain_fraction:.0f} % of the step"
-        seconds = f"({verdict.gain_seconds:.2f} of {verdict.step_seconds:.2f} s)"
+        seconds = f"({verdict.gain_seconds:.2f} of {verdict.step_seconds:.2f} s{verdict.means_text})"
         head = (
             f'<p class="who">{escape(verdict.role)}: {escape(verdict.cause_text)}</p>'
             f'<p><span class="gain">{gain}</span> {seconds}</p>'
@@ -85,7 +85,7 @@ def roles_card(report: Report) -> str:
     names = "".join(f'<th class="n">{name}</th>' for name in (*PARTS, "critical"))
     key = "".join(f'<i style="background:{colour}"></i>{part}' for part, colour in PARTS.items())
     return (
-        '<section class="card"><h2>Seconds a step, by role</h2>'
+        '<section class="card"><h2>Seconds a step, by role (mean of all iterations)</h2>'
         f'<p class="key">{key}</p><div class="wide"><table><tr><th>role</th><th></th>{names}<th>waits for</th></tr>'
         f"{''.join(rows)}</table></div></section>"
     )

@@ -1,7 +1,7 @@
 """What a running flow shows of an iteration it has just finished: metrics, a line, a table, a picture."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resources.telemetry.attribution import IterationTimes, attribute, waits_text
 from resources.telemetry.causes import DEFAULT_THRESHOLDS, Thresholds
@@ -57,7 +57,11 @@ def view_iteration(
     *,
     others: Sequence[TaskSpan] = (),
     thresholds: Thresholds = DEFAULT_THRESHOLDS,
+    refused: tuple[str, ...] = (),
 ) -> IterationView:
-    """Attributes and judges one iteration; `others` are tasks of its neighbours that overlap it (async depth > 0)."""
+    """Attributes and judges one iteration; `others` are tasks of its neighbours that overlap it (async depth > 0).
+
+    `refused`: changes that the config would not take (`configs/changes.py`).
+    """
     timeline, times = attribute(tasks, start=span.started, end=span.ended, others=others)
-    return IterationView(timeline=timeline, times=times, verdict=judge(timeline, thresholds))
+    return IterationView(timeline=timeline, times=times, verdict=replace(judge(timeline, thresholds), refused=refused))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from configs.layout import advantage_pool, duties, placed
+from configs.layout import advantage_pool, duties, placed, styles
 from configs.run import RunConfig
 from resources.telemetry.profile import RunProfile, measure_profile
 from resources.telemetry.reader import SpanReader
@@ -17,7 +17,7 @@ def planned_topology(config: RunConfig, profile: RunProfile) -> Topology:
     return Topology(
         pools={name: pool.size for name, pool in config.pools.items()},
         roles=roles,
-        colocate={duty: config.roles[role].colocate for duty, role in duties(config).items()},
+        colocate=styles(config),
         accelerator_pools=frozenset(name for name, pool in config.pools.items() if pool.accelerator != "none"),
         group_size=config.rollout.group_size,
         prompts_per_iteration=config.data.prompts_per_iteration,

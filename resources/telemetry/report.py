@@ -221,6 +221,8 @@ class _Collector:
             if judged
             else None
         )
+        if verdict is not None and reader.run is not None:
+            verdict = replace(verdict, refused=reader.run.refused_changes)
         details = [detail for detail in (self._slowest, self._last) if detail is not None]
         if len(details) == 2 and details[0].times.iteration == details[1].times.iteration:
             details = details[:1]

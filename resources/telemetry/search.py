@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from configs.pools import MOST_BUNDLES
 from resources.telemetry.profile import RunProfile
 from resources.telemetry.topology import CPU_ROLES, Topology, measured_topology
 from resources.telemetry.whatif import Prediction, predict
@@ -45,8 +46,8 @@ def search_topology(
     workers, on a pool of CPUs. `allowed` may refuse a partition (lists of roles that share a pool). Raises ValueError
     if no layout fits: too few accelerators for the engine, or too little memory.
     """
-    if accelerators < 1:
-        raise ValueError(f"accelerators is {accelerators}; a layout has at least 1")
+    if not 1 <= accelerators <= MOST_BUNDLES:
+        raise ValueError(f"accelerators is {accelerators}; a layout has 1 to {MOST_BUNDLES}; give as many as you have")
     start = base or measured_topology(profile)
     begin = clock()
     climber = _Climber(profile, start, accelerators, lambda: clock() - begin > limit_seconds)
@@ -59,7 +60,9 @@ def search_topology(
     for parts in sorted(_partitions(roles), key=len):
         if len(parts) > accelerators or not allowed(parts):
             continue
-        for depth in range(start.async_depth, max(start.async_depth, max_async_depth) + 1):
+        is_one_process = any({"actor", "rollout"} <= set(part) for part in parts)
+        depths = range(start.async_depth, max(start.async_depth, max_async_depth) + 1)
+        for depth in (0,) if is_one_process else depths:  # one process cannot sample while it updates
             if climber.is_late():
                 is_complete = False
                 break

@@ -229,7 +229,20 @@ class RunRecord:
     group_size: int = 0
     max_running_sequences: int = 0
     async_depth: int = 0
+    refused: tuple[str, ...] | None = None
+    """Changes that the config would not take (`configs/changes.py`); None in runs of an older version."""
     facts: Facts = field(default_factory=dict)
+
+    @property
+    def refused_changes(self) -> tuple[str, ...]:
+        """`refused`; of an older run, what its layout tells."""
+        if self.refused is not None:
+            return self.refused
+        styles = [self.colocate.get(role) for role in ("actor", "rollout")]
+        is_hybrid = any(role.startswith("actor_rollout") for role in self.colocate)
+        if is_hybrid or (styles == ["fused", "fused"] and self.roles.get("actor") == self.roles.get("rollout")):
+            return ("ahead", "process_group", "fuse", "fewer_engines")
+        return ("ahead", "ahead_apart", "fuse") if self.async_depth else ()
 
     def to_json(self) -> dict[str, Any]:
         record = _written(self, _RUN_FIELDS)
@@ -243,6 +256,8 @@ class RunRecord:
     def from_json(cls, record: Mapping[str, Any]) -> "RunRecord":
         known, facts = _known(cls, record, _RUN_FIELDS)
         facts.pop("record", None)
+        if known.get("refused") is not None:
+            known["refused"] = tuple(known["refused"])
         known["pools"] = {name: PoolRecord(**pool) for name, pool in known.get("pools", {}).items()}
         return cls(**known, facts=facts)
 

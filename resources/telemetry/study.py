@@ -106,7 +106,7 @@ def _tasks(work: Workload, tensor_parallel: int) -> dict[str, TaskProfile]:
     optimizer = states / MEMORY_BYTES_PER_SECOND + 0.05
     update = 6.0 * work.parameters * tokens / (PEAK * TRAINING_UTILISATION) / _MEASURED_RANKS + optimizer
     trained, frozen = states + 10e9, weights / _MEASURED_RANKS
-    scored = forward if work.reward == "model" else 1.0
+    scored = forward if work.reward == "model" else 0.0  # of graders, `_grader` tells all
     before = ("reference", "actor-log-probs", "critic-values", "reward")
     # task, role, upstream, seconds of a rank, of them fixed, bytes of a rank
     graph = (

@@ -33,9 +33,11 @@ def _print(console: Console, report: Report) -> None:
     steps = sorted(summary.times.step_seconds for summary in complete)
     console.print(f"Run {report.run_dir.name}: {len(complete)} complete iterations", markup=False)
     if steps:
-        console.print(f"step: median {steps[len(steps) // 2]:.3f} s, {steps[0]:.3f} to {steps[-1]:.3f} s")
+        console.print(f"step: median of all {steps[len(steps) // 2]:.3f} s, {steps[0]:.3f} to {steps[-1]:.3f} s")
     if report.verdict is not None:
         console.print(f"\nVerdict  {report.verdict.line}", markup=False)
+        if report.verdict.num_steps < len(complete):
+            console.print(f"         its means leave out the first of {len(complete)} iterations, which warms up")
         console.print(f"Change   {report.verdict.change}", markup=False)
     else:
         console.print("\nVerdict  none: no iteration is complete; what is missing stands below")
@@ -71,7 +73,14 @@ def _print(console: Console, report: Report) -> None:
 
 def _role_table(report: Report) -> Table:
     table = Table(
-        "role", "busy", "transfer", "waiting", "idle", "critical", "waits for", title="Seconds a step, by role"
+        "role",
+        "busy",
+        "transfer",
+        "waiting",
+        "idle",
+        "critical",
+        "waits for",
+        title=f"Seconds a step, by role (mean of {len(report.complete)} iterations)",
     )
     for entry in role_table(report):
         waiting = sum(entry["waiting"].values())

@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from resources.telemetry.profile import RunProfile
+from configs.pools import MOST_BUNDLES
+from resources.telemetry.profile import RunProfile, TaskProfile
 
 STYLES = ("fused", "shared", "split")
 MOST_ROWS = 1_000_000
 """Responses of one iteration that a what-if draws the lengths of, a second or so."""
 MOST_ASYNC_DEPTH = 1000
 """Iterations ahead that a what-if simulates; beyond a few nothing changes."""
+MOST_CORES = 1_000_000
+"""Of all nodes together."""
 CPU_ROLES = frozenset({"reward", "advantage", "env"})
 """Roles that use no accelerator, whatever their pool; a reward *model* is named in `accelerated_rewards`."""
 
@@ -56,14 +59,23 @@ class Topology:
             raise ValueError(f"max_running_sequences is {self.max_running_sequences}; it is at least 1")
         if self.cores < 0:
             raise ValueError(f"cores is {self.cores:g}; it is 0 (plenty) or more")
-        if not 0 <= self.async_depth <= MOST_ASYNC_DEPTH:
-            raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) to {MOST_ASYNC_DEPTH}")
+        self._check_depth()
         wrong = sorted({style for style in self.colocate.values() if style not in STYLES})
         if wrong:
             raise ValueError(f"colocate has {wrong}; a role is {', '.join(STYLES)}")
         if "rollout" in self.roles and self.tensor_parallel > self.ranks_of("rollout"):
             raise ValueError(
                 f"tensor_parallel is {self.tensor_parallel} but the rollout's pool has {self.ranks_of('rollout')} ranks"
+            )
+
+    def _check_depth(self) -> None:
+        if not 0 <= self.async_depth <= MOST_ASYNC_DEPTH:
+            raise ValueError(f"async_depth is {self.async_depth}; it is 0 (on-policy) to {MOST_ASYNC_DEPTH}")
+        if self.async_depth and self.is_fused_with("actor", "rollout"):
+            raise ValueError(
+                f"async_depth is {self.async_depth}, and actor and rollout are one process in pool "
+                f"{self.roles['actor']!r}, where no rollout can run beside an update; give rollout a pool of its own "
+                "(roles.rollout.pool and pools.NAME.bundles), or set async_depth to 0"
             )
 
     @property
@@ -116,6 +128,15 @@ def _tensor_parallel(profile: RunProfile) -> int:
     return max(1, profile.pools[profile.roles["rollout"]] // max(1, profile.rollout.num_engines))
 
 
+def ranks_of_task(task: TaskProfile, profile: RunProfile, topology: Topology) -> int:
+    """Ranks that a task gets: its pool's bundles, or as many fewer or more of them as it was measured with."""
+    before = profile.pools.get(profile.roles.get(task.role, ""), task.num_ranks)
+    if before == task.num_ranks:
+        return topology.ranks_of(task.role)
+    is_moved = topology.roles[task.role] != profile.roles[task.role]
+    return max(1, round(task.num_ranks * (1.0 if is_moved else topology.ranks_of(task.role) / before)))
+
+
 def with_ranks(topology: Topology, **ranks: int) -> Topology:
     """The layout with other pool sizes, e.g. `with_ranks(layout, rollout=2)`; names are pools'."""
     unknown = sorted(set(ranks) - set(topology.pools))
@@ -144,20 +165,22 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
             case ["pools", name] | ["pools", name, "bundles"]:
                 if name not in pools and accelerated:
                     accelerated.add(name)
-                pools[name] = _whole(key, value)
+                pools[name] = _whole(key, value, MOST_BUNDLES)
             case ["roles", role, "pool"] if role in roles:
                 roles[role] = value
             case ["roles", role, "colocate"] if role in roles:
                 colocate[role] = value
             case ["roles", "rollout", ("tensor_parallel" as name)]:
-                plain[name] = _whole(key, value)
+                plain[name] = _whole(key, value, MOST_BUNDLES)
             case ["rollout", ("group_size" | "max_running_sequences") as name] | [
                 "data",
                 ("prompts_per_iteration" as name),
             ]:
-                plain[name] = _whole(key, value)
-            case [("async_depth" | "cores") as name]:
-                plain[name] = _whole(key, value)
+                plain[name] = _whole(key, value, MOST_ROWS)
+            case ["cores" as name]:
+                plain[name] = _whole(key, value, MOST_CORES)
+            case ["async_depth" as name]:
+                plain[name] = _whole(key, value, MOST_ASYNC_DEPTH, least=0)
             case _:
                 raise ValueError(
                     f"{key!r} is nothing a what-if can change; it can change pools.NAME.bundles, roles.ROLE.pool"
@@ -172,8 +195,12 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
     )
 
 
-def _whole(key: str, value: str) -> int:
+def _whole(key: str, value: str, most: int, *, least: int = 1) -> int:
+    rule = f"it is a whole number from {least} to {most}; give one, for example {key}={max(least, 1)}"
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
-        raise ValueError(f"{key} is {value!r}; it is a whole number") from None
+        raise ValueError(f"{key} is {value or 'empty'}; {rule}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{key} is {number}; {rule}")
+    return number

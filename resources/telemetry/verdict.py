@@ -5,7 +5,7 @@ Pure. Made for one iteration from its candidates, or for a run from those of its
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from resources.telemetry.advice import change_for, evidence_for
 from resources.telemetry.causes import DEFAULT_THRESHOLDS, GRADER_CAUSES, Candidate, Cause, Thresholds, is_rare
@@ -34,6 +34,10 @@ class Verdict:
     evidence: Mapping[str, float | str] = field(default_factory=dict)
     others: tuple[Candidate, ...] = ()
     """What else would have shortened the step, the dearest first."""
+    refused: tuple[str, ...] = ()
+    """Changes that the run's config would not take: they are not recommended."""
+    num_steps: int = 1
+    """Iterations that seconds are means of."""
 
     @property
     def is_balanced(self) -> bool:
@@ -45,7 +49,7 @@ class Verdict:
 
     @property
     def change(self) -> str:
-        return change_for(self.role, self.cause, self.evidence)
+        return change_for(self.role, self.cause, self.evidence, self.refused)
 
     @property
     def cause_text(self) -> str:
@@ -59,8 +63,13 @@ class Verdict:
             return f"balanced: {self.evidence_text}"
         return (
             f"{self.role}: {self.cause_text}, up to -{100 * self.gain_fraction:.0f} % of the step"
-            f" ({self.gain_seconds:.2f} of {self.step_seconds:.2f} s): {self.evidence_text}"
+            f" ({self.gain_seconds:.2f} of {self.step_seconds:.2f} s{self.means_text}): {self.evidence_text}"
         )
+
+    @property
+    def means_text(self) -> str:
+        """What the seconds are, of more than one step."""
+        return f", means of {self.num_steps} iterations" if self.num_steps > 1 else ""
 
     def to_json(self) -> dict[str, object]:
         """For metrics and `--json`."""
@@ -93,7 +102,7 @@ def judge_run(
             groups[candidate.role, cause].append(candidate)
     summed = [_summed(role, cause, group, count, thresholds) for (role, cause), group in groups.items()]
     verdict = choose(sorted(summed, key=lambda c: -c.gain_seconds), step_seconds / max(1, count), thresholds)
-    return verdict
+    return replace(verdict, num_steps=max(1, count))
 
 
 def choose(

@@ -4,23 +4,20 @@ Pure. Predicts the step time, each role's busy and idle share and the new bottle
 """
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from heapq import heapify, heapreplace
 
-from resources.telemetry.profile import RolloutProfile, RunProfile, TaskProfile
-from resources.telemetry.rollout_gauge import expected_decode_steps
+from resources.telemetry.grading import grading_capacity_seconds, grading_seconds
+from resources.telemetry.profile import RunProfile, TaskProfile
+from resources.telemetry.sampling import rollout_seconds_of
 from resources.telemetry.simulation import Job, Outcome, busy_seconds, simulate
 from resources.telemetry.spans import CONTROLLER
-from resources.telemetry.topology import CPU_ROLES, Topology
+from resources.telemetry.topology import CPU_ROLES, Topology, ranks_of_task
 
 _DRAWS = 6
 """Iterations of response lengths drawn for one prediction."""
 _LATENCY_GROWTH = 0.25
 """Collectives slow by this fraction per doubling of ranks beyond the measured number: more hops, and node edges."""
-_MAX_EXACT_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +53,7 @@ def predict(profile: RunProfile, topology: Topology, *, num_draws: int = _DRAWS)
     begin, end = outcomes[ends[fill - 1]].end, outcomes[ends[-1]].end
     count = rounds - fill
     # Streamed grading also goes on under the rollout, outside the reward's job: the graders' capacity bounds the step.
-    grading = _grading_capacity_seconds(profile, topology)
+    grading = grading_capacity_seconds(profile, topology)
     step = max((end - begin) / count, grading)
     busy = {role: seconds / count for role, seconds in busy_seconds(jobs, outcomes, owner, begin, end).items() if role}
     on_path = _path_seconds(jobs, outcomes, owner, ends[-1], begin)
@@ -124,7 +121,7 @@ def _job(
     key: str, task: TaskProfile, profile: RunProfile, topology: Topology, needs: tuple[int, ...], rollout_seconds: float
 ) -> Job:
     pool = topology.roles[task.role]
-    ranks = topology.ranks_of(task.role)
+    ranks = ranks_of_task(task, profile, topology)
     rows_ratio = (
         topology.prompts_per_iteration
         * topology.group_size
@@ -134,7 +131,7 @@ def _job(
     if task.role == "rollout":
         seconds = rollout_seconds * _speed_up_of_tensor_parallel(profile, topology)
     elif task.role == "reward" and profile.grader is not None:
-        seconds = _grading_seconds(profile, rows_ratio, ranks / task.num_ranks, rollout_seconds)
+        seconds = grading_seconds(task, profile, topology, rows_ratio, rollout_seconds)
     elif "weight" in task.task:
         seconds = _sync_seconds(task, profile, topology)
         locks = sorted({*locks, *_rollout_locks(topology)})
@@ -202,93 +199,12 @@ def _sync_seconds(task: TaskProfile, profile: RunProfile, topology: Topology) ->
     return task.mean_seconds if known is None else known
 
 
-def _grading_seconds(profile: RunProfile, rows_ratio: float, workers_ratio: float, rollout_seconds: float) -> float:
-    """What grading leaves after the rollout: streamed, only what the graders could not do meanwhile."""
-    grader = profile.grader
-    assert grader is not None
-    workers = max(1.0, grader.workers * workers_ratio)
-    total = grader.total_seconds * rows_ratio / workers
-    longest = min(grader.max_seconds, grader.total_seconds)
-    return max(longest, total - rollout_seconds) if grader.is_streamed else max(longest, total)
-
-
-def _grading_capacity_seconds(profile: RunProfile, topology: Topology) -> float:
-    """Seconds the graders need for one iteration's rows, hidden or not."""
-    if profile.grader is None or "reward" not in topology.roles:
-        return 0.0
-    reward = next((task for task in profile.tasks.values() if task.role == "reward"), None)
-    workers_ratio = topology.ranks_of("reward") / reward.num_ranks if reward is not None else 1.0
-    rows = topology.prompts_per_iteration * topology.group_size
-    rows_ratio = rows / max(1, profile.prompts_per_iteration * profile.group_size)
-    return profile.grader.total_seconds * rows_ratio / max(1.0, profile.grader.workers * workers_ratio)
-
-
 def _speed_up_of_tensor_parallel(profile: RunProfile, topology: Topology) -> float:
     """Cutting an engine over t times the ranks shortens a decode step, less 10 % per doubling for its collectives."""
     assert profile.rollout is not None
     before = max(1, profile.pools.get(profile.roles.get("rollout", ""), 1) // max(1, profile.rollout.num_engines))
     ratio = topology.tensor_parallel / before
     return 1.0 / (ratio * 0.9 ** max(0.0, math.log2(ratio))) if ratio >= 1 else 1.0 / ratio
-
-
-def rollout_seconds_of(rollout: RolloutProfile, topology: Topology, draw: int) -> float:
-    """The slowest engine, for one draw of response lengths; groups go to engines by number."""
-    engines = max(1, topology.ranks_of("rollout") // topology.tensor_parallel)
-    slots = topology.max_running_sequences or rollout.slots
-    steps_and_tokens = _decode_work(
-        rollout.length_edges,
-        rollout.length_weights,
-        topology.prompts_per_iteration,
-        topology.group_size,
-        engines,
-        slots,
-        draw,
-    )
-    return rollout.overhead_seconds + max(
-        rollout.step_seconds * steps + rollout.token_seconds * tokens for steps, tokens in steps_and_tokens
-    )
-
-
-@lru_cache(maxsize=4096)
-def _decode_work(
-    edges: tuple[int, ...],
-    weights: tuple[float, ...],
-    prompts: int,
-    group_size: int,
-    engines: int,
-    slots: int,
-    draw: int,
-) -> tuple[tuple[float, float], ...]:
-    """(decode steps, tokens) of each engine. The same draw gives the same responses to every layout."""
-    lengths = _drawn_lengths(edges, weights, prompts * group_size, draw)
-    shares: dict[int, list[int]] = {}
-    for row, length in enumerate(lengths):
-        shares.setdefault((row // group_size) % engines, []).append(length)
-    return tuple((_decode_steps(share, slots), float(sum(share))) for share in shares.values())
-
-
-@lru_cache(maxsize=64)
-def _drawn_lengths(edges: tuple[int, ...], weights: tuple[float, ...], rows: int, draw: int) -> tuple[int, ...]:
-    source = random.Random(f"{draw}")
-    buckets = source.choices(range(len(weights)), weights, k=rows)
-    lengths = []
-    for bucket in buckets:
-        low, high = edges[bucket], max(edges[bucket], edges[bucket + 1] - (bucket + 1 < len(weights)))
-        lengths.append(low + int(source.random() * (high - low + 1)))
-    return tuple(max(1, length) for length in lengths)
-
-
-def _decode_steps(lengths: Sequence[int], slots: int) -> float:
-    """Decode steps until all are done: each slot takes the next response as it gets free."""
-    if len(lengths) <= slots:
-        return float(max(lengths))
-    if len(lengths) > _MAX_EXACT_ROWS:
-        return expected_decode_steps(sum(lengths), max(lengths), slots)
-    busy = [float(length) for length in lengths[:slots]]
-    heapify(busy)
-    for length in lengths[slots:]:
-        heapreplace(busy, busy[0] + length)
-    return max(busy)
 
 
 def _path_seconds(

@@ -1,7 +1,7 @@
 """Which processes a config asks for, and what each takes of its bundle. Numbers by hand."""
 
-from configs.layout import active_roles, cut, data_parallel_size, process_groups
-from configs.load import load_config
+from configs.layout import active_roles, cut, data_parallel_size, process_groups, styles
+from configs.load import check_config, dump_config, load_config
 
 
 def groups(source: str, *overrides: str) -> dict[str, tuple[tuple[int, ...], float, float, int]]:
@@ -67,3 +67,14 @@ def test_fewer_workers_than_bundles_take_the_first_ones():
 def test_tensor_parallel_peers_share_a_data_parallel_rank():
     config = load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools", ["roles.rollout.tensor_parallel=2"])
     assert data_parallel_size(config, "rollout") == 2
+
+
+def test_the_duties_of_a_hybrid_role_are_fused():
+    data = dump_config(load_config("quickstart-grpo"))
+    place = data["roles"].pop("actor")
+    del data["roles"]["rollout"]
+    data["roles"] = {"actor_rollout": {**place, "colocate": "shared"}} | {
+        role: {**where, "colocate": "shared"} for role, where in data["roles"].items()
+    }
+    found = styles(check_config(data))
+    assert (found["actor"], found["rollout"], found["reward"]) == ("fused", "fused", "shared")

@@ -145,11 +145,18 @@ def test_spans_with_a_time_that_is_none_are_left_out(word: str, run: Path, capsy
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("rollout.group_size=1000000000000", "1000000 at most"),
-        ("rollout.max_running_sequences=0", "max_running_sequences is 0; it is at least 1"),
-        ("rollout.max_running_sequences=-1", "it is at least 1"),
-        ("cores=-2", "cores is -2"),
-        ("async_depth=1000000000", "async_depth is 1000000000; it is 0 (on-policy) to 1000"),
+        ("rollout.group_size=1000000000000", "it is a whole number from 1 to 1000000"),
+        ("rollout.max_running_sequences=0", "rollout.max_running_sequences is 0; it is a whole number from 1 to"),
+        ("rollout.max_running_sequences=-1", "it is a whole number from 1 to"),
+        ("cores=-2", "cores is -2; it is a whole number from 1 to 1000000; give one, for example cores=1"),
+        ("cores=0", "cores is 0; it is a whole number from 1"),
+        ("cores=nan", "cores is nan; it is a whole number from 1"),
+        ("cores=", "cores is empty; it is a whole number from 1"),
+        ("cores", "a change is written KEY=VALUE"),
+        ("pools.main.bundles=0", "pools.main.bundles is 0; it is a whole number from 1 to 16384"),
+        ("roles.rollout.tensor_parallel=inf", "roles.rollout.tensor_parallel is inf; it is a whole number from 1"),
+        ("data.prompts_per_iteration=-1", "data.prompts_per_iteration is -1; it is a whole number from 1"),
+        ("async_depth=1000000000", "async_depth is 1000000000; it is a whole number from 0 to 1000"),
     ],
 )
 def test_a_what_if_that_cannot_be_simulated_is_refused(
@@ -164,12 +171,24 @@ def test_a_what_if_that_cannot_be_simulated_is_refused(
         (("--search", "2", "--set", "rollout.group_size=2"), "give one of them"),
         (("--search", "2", "--max-async-depth", "-1"), "0 or more"),
         (("--max-async-depth", "1"), "it bounds a --search"),
+        (("--search", "2", "--max-async-depth", "1001"), "it is 0 or more, 1000 at most"),
+        (("--search", "0"), "accelerators is 0; a layout has 1 to 16384"),
+        (("--search", "-3"), "accelerators is -3; a layout has 1 to 16384"),
+        (("--search", "1000000000"), "accelerators is 1000000000; a layout has 1 to 16384"),
     ],
 )
 def test_an_option_that_a_what_if_would_ignore_is_refused(
     options: tuple[str, ...], why: str, run: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert why in refusal(capsys, "whatif", run, *options)
+
+
+@pytest.mark.parametrize("options", [(), ("--search", "4")])
+def test_a_what_if_as_json_has_no_python_in_it(options: tuple[str, ...], run: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["whatif", str(run), "--json", *options]) == 0
+    text = capsys.readouterr().out
+    json.loads(text)
+    assert "frozenset" not in text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.telemetry.profile import GraderProfile, RolloutProfile, RunProfile, TaskProfile, measure_profile
+from resources.telemetry.profile import RolloutProfile, RunProfile, TaskProfile, measure_profile
 from resources.telemetry.reader import SpanReader
 from resources.telemetry.report import search_layout, whatif_from_run
 from resources.telemetry.search import fits_memory, search_topology
@@ -161,16 +161,6 @@ def test_fixed_seconds_do_not_shrink_with_ranks_and_collectives_grow():
     assert predict(made, with_ranks(base, p=1)).step_seconds == pytest.approx(1.0 + 6.0)
 
 
-def test_streamed_grading_hides_under_the_rollout_but_its_capacity_bounds_the_step():
-    grader = GraderProfile(total_seconds=32.0, max_seconds=1.0, workers=8, is_streamed=True)
-    made = profile(grader=grader)
-    # four seconds of grading: three under the rollout, one left
-    assert predict(made, measured_topology(made)).step_seconds == pytest.approx(SPLIT + 0.5)
-    prediction = predict(made, replace(measured_topology(made), async_depth=1))
-    assert prediction.step_seconds == pytest.approx(4.0)
-    assert prediction.bottleneck == "reward"
-
-
 def test_collectives_shrink_with_the_micro_batches_of_a_rank():
     task = TaskProfile(
         task="x", role="actor", upstream=(), num_ranks=2, seconds=(4.0,), communication_seconds=0.5, micro_batches=8.0
@@ -225,7 +215,7 @@ def test_changes_come_in_the_words_of_the_config():
     assert "critic" not in changed.pools
     with pytest.raises(ValueError, match=r"'actor\.lr' is nothing a what-if can change"):
         override_topology(base, {"actor.lr": "1"})
-    with pytest.raises(ValueError, match=r"async_depth is 'two'; it is a whole number"):
+    with pytest.raises(ValueError, match=r"async_depth is two; it is a whole number"):
         override_topology(base, {"async_depth": "two"})
 
 
@@ -248,6 +238,19 @@ def test_the_search_splits_when_a_role_does_not_scale():
     best = search_topology(replace(made, tasks=stiff), 4).best
     assert best.step_seconds == pytest.approx(SPLIT)
     assert best.topology.roles["critic"] != best.topology.roles["actor"]
+
+
+def test_the_search_lets_no_rollout_run_ahead_in_the_actors_process():
+    made = replace(profile(), accelerator_pools=frozenset({"actor", "critic", "reference", "rollout"}))
+    found = search_topology(made, 4, max_async_depth=1).alternatives
+    ahead = [one.topology for one in found if one.topology.async_depth]
+    assert ahead
+    assert not any(layout.is_fused_with("actor", "rollout") for layout in ahead)
+
+
+def test_a_rollout_ahead_in_the_actors_process_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match=r"async_depth is 1, and actor and rollout are one process.*pool of its own"):
+        override_topology(fused(measured_topology(profile())), {"async_depth": "1"})
 
 
 def test_the_search_keeps_what_does_not_fit_apart():
