@@ -51,9 +51,10 @@ class SourceConfig(Config):
         }
         for key, is_given in ignored.items():
             if is_given:
+                given = as_written(getattr(self, key))
                 raise ValueError(
-                    f"source {self.name!r} is of kind {self.kind} and has {key} {as_written(getattr(self, key))}, which "
-                    f"nothing reads; remove {key}, or correct kind"
+                    f"source {self.name!r} is of kind {self.kind} and has {key} {given}, which nothing reads; "
+                    f"remove {key}, or correct kind"
                 )
         return self
 
