@@ -24,9 +24,9 @@ class KlConfig(Config):
     coef: Annotated[float, Field(ge=0.0)] = 0.0
     """0 turns the reference role off altogether."""
     place: KlPlace | None = None
-    """`reward`: subtracted from the token rewards (PPO); `loss`: added to the loss (GRPO). None: as in the paper."""
+    """`reward`: subtracted from the token rewards (PPO); `loss`: added to the loss (GRPO). null: as in the paper."""
     estimator: KlEstimator | None = None
-    """None: as in the paper of `algorithm.name`."""
+    """null: as in the paper of `algorithm.name`."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: Annotated[float, Field(gt=0.0)] = 6.0
     """KL per sequence that the adaptive controller steers to."""
@@ -43,7 +43,7 @@ class CorrectionConfig(Config):
         "off", "token-truncate", "sequence-truncate", "geometric-truncate", "icepop",
         "reject-k1", "reject-k2", "reject-k3",
     ] | None = None  # fmt: skip
-    """None: `token-truncate` where rollouts run ahead of the update (async_depth), else off."""
+    """null: `token-truncate` where rollouts run ahead of the update (async_depth), else off."""
     lower: Annotated[float, Field(ge=0.0)] = 0.0
     """Smallest weight (truncate), smallest weight kept (icepop), smallest exp(mean d) of a row kept (reject-k1)."""
     upper: Annotated[float, Field(gt=0.0)] = 2.0
@@ -64,7 +64,7 @@ class DynamicSamplingConfig(Config):
     """DAPO: groups whose scores are all equal carry no signal; sample again until the batch is full."""
 
     enabled: bool | None = None
-    """None: on for `dapo`, off for the others."""
+    """null: on for `dapo`, off for the others."""
     max_rounds: Count = 5
     """Rounds of refill in one iteration; the run ends with a message when none brought any signal."""
 
@@ -86,7 +86,7 @@ class OverlongConfig(Config):
 
 
 class AlgorithmConfig(Config):
-    """Knobs of the estimator and of the loss; None means 'the vetted value of `name`' (see `resolved`)."""
+    """Knobs of the estimator and of the loss; null means 'the vetted value of `name`' (see `resolved`)."""
 
     name: AlgorithmName = "ppo"
     gamma: Fraction = 1.0

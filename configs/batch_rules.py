@@ -96,6 +96,24 @@ def lengths_fit(config: "RunConfig") -> Iterator[Problem]:
             yield Problem(f"{duty}.micro_batch_tokens", budget, rule, f"raise it to at least {longest}")
 
 
+def sources_fill_an_iteration(config: "RunConfig") -> Iterator[Problem]:
+    """Sizes of the sources that the config tells; of tables that are kept whole the run counts the rows."""
+    given = {
+        "data": (config.data.sources, "data.prompts_per_iteration", config.data.prompts_per_iteration),
+        "validation": (config.validation.sources, "validation.num_prompts", config.validation.num_prompts),
+    }
+    for section, (sources, path, wanted) in given.items():
+        sizes = [source.most_rows for source in sources]
+        known = [size for size in sizes if size is not None]
+        if sizes and len(known) == len(sizes) and sum(known) < wanted:
+            yield shortage(section, path, wanted, sum(known))
+
+
+def shortage(section: str, path: str, wanted: int, rows: int) -> Problem:
+    """Sources of `section` that have fewer rows than `path` asks for."""
+    return Problem(path, wanted, f"{section}.sources have {rows} rows", f"add rows, or set it to at most {rows}")
+
+
 def stop_tokens_exist(config: "RunConfig") -> Iterator[Problem]:
     """A stop token that the model does not have ends no response."""
     shape = config.model.shape
@@ -208,6 +226,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     groups_have_siblings,
     mini_batches_divide_the_rows,
     lengths_fit,
+    sources_fill_an_iteration,
     stop_tokens_exist,
     overlong_penalty_acts,
     kl_settings_act,

@@ -6,6 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from configs.base import Config, Count, Items, Seed
+from configs.problems import as_written
+
+DEFAULT_SIZE = 10_000
+"""Rows that a generated source has when its size is left out."""
+GENERATED_KINDS = ("sorting", "calculator", "reasoning_gym")
 
 
 class SourceConfig(Config):
@@ -46,11 +51,17 @@ class SourceConfig(Config):
         }
         for key, is_given in ignored.items():
             if is_given:
+                given = as_written(getattr(self, key))
                 raise ValueError(
-                    f"source {self.name!r} is of kind {self.kind} and has {key} {getattr(self, key)!r}, which nothing "
-                    f"reads; remove {key}, or correct kind"
+                    f"source {self.name!r} is of kind {self.kind} and has {key} {given}, which nothing reads; "
+                    f"remove {key}, or correct kind"
                 )
         return self
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows that it has at most, as the config alone tells; None of a table that is kept whole."""
+        return self.size or (DEFAULT_SIZE if self.kind in GENERATED_KINDS else None)
 
 
 class DataConfig(Config):

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.explain import explain, nearest
-from configs.problems import ConfigError, Problem
+from configs.problems import ConfigError, Problem, as_written
 from configs.run import RunConfig
 from configs.yaml_reader import read_plain_yaml
 
@@ -102,7 +102,7 @@ def _set(here: object, walked: str, rest: list[str], value: object) -> Problem |
         if section.get(segment) is None:
             section[segment] = {}
         return _set(section[segment], path, rest, value)
-    return Problem("--set", walked, f"it holds {here!r}, which has no keys", "shorten the path")
+    return Problem("--set", walked, f"it holds {as_written(here)}, which has no keys", "shorten the path")
 
 
 def _find(source: str | Path) -> Path:

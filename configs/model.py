@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.base import Config, Count, Items, Strings
+from configs.problems import as_written
 
 Dtype = Literal["float32", "bfloat16"]
 CHARACTER_TOKENS = 100
@@ -85,7 +86,7 @@ class ModelConfig(Config):
     """A causal language model: a folder, a hub name, or `build: tiny` for one made here from `shape`."""
 
     path: str | None = None
-    """Folder with config.json and safetensors, or a hub name. None with `build` makes a fresh model."""
+    """Folder with config.json and safetensors, or a hub name. null with `build` makes a fresh model."""
     build: Literal["tiny"] | None = None
     """`tiny`: a Llama of `shape` with the character tokenizer, initialised from the run seed."""
     gguf_file: str | None = None
@@ -107,7 +108,8 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _has_a_source(self) -> "ModelConfig":
         if (self.path is None) == (self.build is None):
-            raise ValueError(f"path is {self.path!r} and build is {self.build!r}; give exactly one of them")
+            given = f"path is {as_written(self.path)} and build is {as_written(self.build)}"
+            raise ValueError(f"{given}; give exactly one of them")
         if self.build is not None and self.shape is None:
             raise ValueError("build is 'tiny' but shape is missing; give model.shape the sizes to build")
         return self

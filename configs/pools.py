@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from configs.base import Config, Count, PositiveInts
+from configs.problems import as_written
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|TiB|B)?$")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -57,7 +58,8 @@ class PoolConfig(Config):
     @model_validator(mode="after")
     def _one_form(self) -> "PoolConfig":
         if (self.nodes is None) == (self.bundles is None):
-            raise ValueError(f"nodes is {self.nodes} and bundles is {self.bundles}; give exactly one of them")
+            given = f"nodes is {as_written(self.nodes)} and bundles is {as_written(self.bundles)}"
+            raise ValueError(f"{given}; give exactly one of them")
         if self.nodes is not None and not self.nodes:
             raise ValueError("nodes is empty; name at least one node, for example nodes: [1]")
         if self.size > MOST_BUNDLES:

@@ -1,8 +1,9 @@
 """One way to say why a configuration is refused: path, value, rule, way out."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 _LONGEST_VALUE = 80
 _SECRET = re.compile(r"(api_?key|[._-]key|token|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
@@ -21,6 +22,24 @@ class _Word:
 MISSING = _Word("missing")
 UNSAID = _Word("")
 """The rule's own text already names the values."""
+
+
+def as_written(value: object) -> str:
+    """A value as a config has it: null, true, [] and names, where Python would say None, True, () and frozenset.
+
+    >>> as_written((None, True, "a", frozenset({"b"})))
+    "[null, true, 'a', ['b']]"
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        inside = cast("Mapping[object, object]", value).items()
+        return "{" + ", ".join(f"{as_written(key)}: {as_written(one)}" for key, one in inside) + "}"
+    if isinstance(value, set | frozenset):
+        return "[" + ", ".join(sorted(map(as_written, cast("frozenset[object]", value)))) + "]"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(as_written, cast("Sequence[object]", value))) + "]"
+    return repr(value)
 
 
 @dataclass(frozen=True)
@@ -43,7 +62,7 @@ class Problem:
     def _shown(self) -> str:
         if self.value is not MISSING and _SECRET.search(self.path):
             return "(hidden)"
-        text = repr(self.value)
+        text = as_written(self.value)
         return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 

@@ -40,7 +40,8 @@ class JudgeConfig(Config):
     @model_validator(mode="after")
     def _is_somewhere(self) -> "JudgeConfig":
         if (self.base_url is None) == (self.serve is None):
-            raise ValueError(f"base_url is {self.base_url!r} and serve is {self.serve}; give exactly one of them")
+            given = "are both missing" if self.serve is None else "are both given"
+            raise ValueError(f"base_url and serve {given}; give exactly one of them")
         if self.api_key_env is not None and self.api_key_block is not None:
             raise ValueError("api_key_env and api_key_block both name a key; give one of them")
         if "{response}" not in self.prompt:
@@ -111,6 +112,6 @@ class RewardConfig(Config):
     normalise: bool = False
     """Divide by the running standard deviation of scores; the state is checkpointed."""
     truncated_score: float | None = None
-    """Score of a response cut at the length limit, in place of the graders'; graded as it is when None."""
+    """Score of a response cut at the length limit, in place of the graders'; graded as it is when null."""
     stream: bool = True
     """Score responses as they finish, while the rollout still decodes."""

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from configs.base import Config, Count, Seconds, Seed, Strings, TokenIds
 from configs.pools import Bytes
+from configs.problems import as_written
 
 
 class SamplingConfig(Config):
@@ -56,7 +57,9 @@ class ToolsConfig(Config):
                 "what a tool answers"
             )
         if self.environment_options and self.environment is None:
-            raise ValueError(f"environment_options is {self.environment_options}, and environment is not set; name it")
+            raise ValueError(
+                f"environment_options is {as_written(self.environment_options)}, and environment is not set; name it"
+            )
         return self
 
 
@@ -123,8 +126,9 @@ class RolloutConfig(Config):
     @model_validator(mode="after")
     def _script_is_there(self) -> "RolloutConfig":
         if (self.engine == "scripted") != (self.scripted is not None):
+            given = "missing" if self.scripted is None else "given"
             raise ValueError(
-                f"engine is {self.engine!r} and scripted is {self.scripted}; the script goes with the scripted engine"
+                f"engine is {self.engine!r} and scripted is {given}; the script goes with the scripted engine"
             )
         if self.stuck_response_seconds is not None and not self.servers.enabled:
             raise ValueError(

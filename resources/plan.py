@@ -28,6 +28,8 @@ from resources.memory import (
 from resources.model_shapes import shape_of
 from resources.node_resources import ACCELERATOR_MEMORY_LABEL, NodeResources, this_machine
 from resources.placement import NoFit, Placement, fit
+from resources.row_counts import planned_shortages
+from resources.weight_files import damaged_models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +68,41 @@ class Plan:
         reasons = [str(self.placement)] if isinstance(self.placement, NoFit) else []
         for bundle in self.bundles:
             if bundle.verdict == "does not fit":
-                reasons.append(
-                    f"pool {bundle.pool}: weights, gradients and optimizer states of {', '.join(bundle.duties)}, and "
-                    "the KV cache that is asked for on a CPU, take "
-                    f"{gib(bundle.certain)} of each bundle, which has {gib(bundle.capacity or 0)}; use more "
-                    "bundles, fewer roles in the pool, bfloat16, LoRA, offload, or a smaller rollout.kv_cache_bytes"
-                )
+                reasons.append(self._too_large(bundle))
         return (*reasons, *self.engine_refusals)
+
+    def _too_large(self, bundle: BundleMemory) -> str:
+        cache = _asked_cache(self.config, bundle.pool, bundle.duties)
+        ways = ["more bundles", "fewer roles in the pool", "bfloat16", "LoRA", "offload"]
+        ways += ["a smaller rollout.kv_cache_bytes"] if cache else []
+        return (
+            f"pool {bundle.pool}: weights, gradients and optimizer states of {', '.join(bundle.duties)}"
+            f"{', and the KV cache that rollout.kv_cache_bytes asks for,' if cache else ''} take {gib(bundle.certain)} "
+            f"of each bundle, which has {gib(bundle.capacity or 0)}; use {', '.join(ways[:-1])}, or {ways[-1]}"
+        )
+
+    @property
+    def unchecked_memory(self) -> str | None:
+        """Which pools nobody knows the memory of, and how to say it; None where all are known."""
+        if isinstance(self.placement, NoFit):
+            return None
+        unknown = dict.fromkeys(bundle.pool for bundle in self.bundles if bundle.capacity is None)
+        on_cpus = [pool for pool in unknown if self.config.pools[pool].accelerator == "none"]
+        on_accelerators = [pool for pool in unknown if pool not in on_cpus]
+        said: list[str] = []
+        if on_accelerators:
+            said.append(
+                f"the accelerator memory of {', '.join(on_accelerators)} was not checked, since nothing tells how much "
+                'an accelerator has; name it with vram in --nodes, for example --nodes "1x(gpu=8,cpu=96,vram=80GiB)", '
+                f"or name the type, in --nodes or as pools.{on_accelerators[0]}.accelerator_type: "
+                + ", ".join(ACCELERATOR_GIB)
+            )
+        if on_cpus:
+            said.append(
+                f"the memory of {', '.join(on_cpus)} was not checked, since nothing tells how much a node has; name it "
+                f"with mem in --nodes, or as pools.{on_cpus[0]}.memory_per_bundle"
+            )
+        return "; ".join(said) or None
 
     @property
     def does_fit(self) -> bool:
@@ -87,6 +117,7 @@ class Plan:
             "fits": self.does_fit,
             "refusals": list(self.refusals),
             "remarks": list(self.remarks),
+            "unchecked_memory": self.unchecked_memory,
             "batch": asdict(self.algebra),
             "memory": {duty: asdict(memory) | {"total": memory.total} for duty, memory in self.memory.items()},
             "bundles": [asdict(bundle) for bundle in self.bundles],
@@ -124,11 +155,11 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     """Work out everything.
 
     Raises:
-        ConfigError: a model of which neither the config nor a local config.json tells the shape, or whose heads no
-            rank or engine of this config can take.
+        ConfigError: a model of which neither the config nor a local config.json tells the shape, whose heads no rank
+            or engine of this config can take, or whose files of weights are damaged; too few rows for an iteration.
     """
     shapes = {path: shape_of(path, model) for path, model in models_of(config).items()}
-    problems = list(shape_problems(config, shapes))
+    problems = [*shape_problems(config, shapes), *planned_shortages(config), *damaged_models(config)]
     if problems:
         raise ConfigError("plan", problems)
     placement = fit(config, nodes)
@@ -181,8 +212,7 @@ def _bundle_memory(
         total = sum(memory[duty].total for duty in duties)
         total += sum(process_bytes(config, process, is_gpu) for process in processes)
         certain = sum(memory[duty].certain for duty in duties if not _is_offloaded(config, duty))
-        if "rollout" in duties and config.pools[name].accelerator == "none" and config.rollout.engine == "vllm":
-            certain += config.rollout.kv_cache_bytes or 0  # taken whole when the engine starts
+        certain += _asked_cache(config, name, duties)
         verdict = _verdict(total, certain, capacity)
         found.append(
             BundleMemory(
@@ -191,6 +221,12 @@ def _bundle_memory(
             )
         )  # fmt: skip
     return [bundle for bundle in found if bundle.duties]
+
+
+def _asked_cache(config: RunConfig, pool: str, duties: Sequence[str]) -> int:
+    """KV cache that a CPU engine takes whole when it starts; an accelerator's is what weights leave."""
+    is_cpu_engine = "rollout" in duties and config.pools[pool].accelerator == "none"
+    return (config.rollout.kv_cache_bytes or 0) if is_cpu_engine and config.rollout.engine == "vllm" else 0
 
 
 def _is_offloaded(config: RunConfig, duty: str) -> bool:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.data import SourceConfig
+from configs.data import DEFAULT_SIZE, SourceConfig
 from resources.prompt_tables import PromptError, SourceRow, origin_of, rows_of_table
 
 HELD_OUT_PARTS = 10
 """One part in this many of a generated space is held out for validation."""
-DEFAULT_SIZE = 10_000
 _ENUMERABLE = 10**6
 _MAX_DRAWS_PER_ROW = 1000
 

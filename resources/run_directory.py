@@ -74,9 +74,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True)
         except FileExistsError as error:
-            raise RunDirectoryError(
-                f"{path} exists; resume it (callsheet resume {path}), or give the new run another name (--set name=...)"
-            ) from error
+            raise _taken(path) from error
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise
@@ -147,6 +145,18 @@ class RunDirectory:
         aside = path.with_suffix(".tmp")
         aside.write_text("".join(line + "\n" for line in kept))
         os.replace(aside, path)
+
+
+def check_free(runs: Path, name: str) -> None:
+    """Raise RunDirectoryError where something lies at RUNS/NAME; `RunDirectory.create` makes sure of it later."""
+    if os.path.lexists(runs / name):
+        raise _taken(runs / name)
+
+
+def _taken(path: Path) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path} exists; resume it (callsheet resume {path}), or give the new run another name (--set name=...)"
+    )
 
 
 def is_run_folder(path: Path) -> bool:

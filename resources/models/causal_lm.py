@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from configs.model import ModelConfig, ModelShape
 from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
+from resources.weight_files import WeightFileError, check_weight_files
 
 CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
 transformers_logging.disable_progress_bar()
@@ -262,11 +263,15 @@ def _checked_path(model: ModelConfig) -> str:
         raise ModelError(f"model.path {folder} has no config.json; it holds {_names(folder)}")
     if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
         raise ModelError(f"model.path {folder} has a config.json but no weights; it needs *.safetensors beside it")
+    try:
+        check_weight_files(model)
+    except WeightFileError as error:
+        raise ModelError(str(error)) from error
     return str(folder)
 
 
 def check_model_folder(model: ModelConfig) -> None:
-    """Raise ModelError for a path that is no model: it does not exist, or lacks its config or its weights."""
+    """Raise ModelError for a path that is no model: it does not exist, or its config or weights lack or are damaged."""
     if model.build is None:
         _checked_path(model)
 

@@ -20,8 +20,8 @@ def refusal(*overrides: str, source: str = "quickstart") -> str:
 
 
 def test_an_override_reaches_a_nested_number():
-    config = load_config("quickstart", ["actor.optimizer.lr=1e-4", "data.sources.0.size=7", "pools.main.nodes=[3]"])
-    assert (config.actor.optimizer.lr, config.data.sources[0].size, config.pools["main"].nodes) == (1e-4, 7, (3,))
+    config = load_config("quickstart", ["actor.optimizer.lr=1e-4", "data.sources.0.size=700", "pools.main.nodes=[3]"])
+    assert (config.actor.optimizer.lr, config.data.sources[0].size, config.pools["main"].nodes) == (1e-4, 700, (3,))
 
 
 def test_an_override_opens_a_section_that_was_left_out():
@@ -109,7 +109,7 @@ def test_a_value_of_the_wrong_type_or_range_is_refused(override: str):
     [
         ("code.import_paths=/x", "code.import_paths is '/x'; it must be a list; write [/x]"),
         ("pools.main.nodes=3", "pools.main.nodes is 3; it must be a list; write [3]"),
-        ("reward.graders=[]", "reward.graders is (); it must have at least 1 entries"),
+        ("reward.graders=[]", "reward.graders is []; it must have at least 1 entries"),
     ],
 )
 def test_a_list_is_asked_for_in_the_words_of_the_file(override: str, said: str):

@@ -136,11 +136,11 @@ def test_adapters_of_a_model_that_is_only_read_are_refused():
 
 
 def test_an_engine_without_an_accelerator_or_behind_servers_is_not_offloaded():
-    assert the_problem("quickstart", "rollout.offload=true").startswith("rollout.offload is True; the engine works on")
+    assert the_problem("quickstart", "rollout.offload=true").startswith("rollout.offload is true; the engine works on")
     gpu = ["pools.main.accelerator=gpu", "rollout.offload=true"]
     assert problems("quickstart", *gpu) == []
     found = problems("quickstart", *gpu, "rollout.servers.enabled=true", "roles.rollout.colocate=shared")
-    assert any(said.startswith("rollout.offload is True; servers take requests at any time") for said in found), found
+    assert any(said.startswith("rollout.offload is true; servers take requests at any time") for said in found), found
 
 
 def test_flash_attention_is_refused_on_cpus_and_in_float32():

@@ -36,7 +36,7 @@ def test_a_curriculum_whose_prompts_cannot_be_solved_is_refused():
 def test_a_critic_built_here_is_no_reward_model():
     model = "critic.model={build: tiny, shape: {num_layers: 1, hidden_size: 8, intermediate_size: 8, num_heads: 1"
     said = the_problem("quickstart", f"{model}, vocab_size: 128}}}}", "critic.from_reward_model=true")
-    assert said.startswith("critic.from_reward_model is True; critic.model is built here")
+    assert said.startswith("critic.from_reward_model is true; critic.model is built here")
 
 
 @pytest.mark.parametrize(("warmup", "is_refused"), [(340, True), (339, False)])
@@ -72,7 +72,7 @@ def test_the_best_checkpoint_is_told_by_a_metric_that_some_checkpoint_has(settin
         ("{name: v, kind: json, path: others.jsonl}", False),
         ("{name: v, kind: hub, path: gsm8k}", True),
         ("{name: v, kind: hub, path: gsm8k, split: test}", False),
-        ("{name: v, kind: sorting, size: 8}", False),
+        ("{name: v, kind: sorting, size: 256}", False),
     ],
 )
 def test_held_out_rows_are_not_those_of_training(held_out: str, is_refused: bool):
@@ -86,3 +86,37 @@ def test_held_out_rows_are_not_those_of_training(held_out: str, is_refused: bool
 def test_two_held_out_sources_of_one_name_are_refused():
     sources = "validation.sources=[{name: v, kind: sorting, size: 8}, {name: v, kind: calculator, size: 8}]"
     assert "sources are named ['v'] more than once" in the_problem("quickstart", sources)
+
+
+@pytest.mark.parametrize(
+    "kind", ["kind: reasoning_gym, path: gsm_symbolic", "kind: sorting", "kind: json, path: a.jsonl"]
+)
+def test_sources_whose_sizes_are_less_than_an_iteration_are_refused(kind: str):
+    sources = f"data.sources=[{{name: a, {kind}, size: 500}}, {{name: b, kind: calculator, size: %d}}]"
+    assert the_problem("quickstart", sources % 11) == (
+        "data.prompts_per_iteration is 512; data.sources have 511 rows; add rows, or set it to at most 511"
+    )
+    assert problems("quickstart", sources % 12) == []
+
+
+def test_held_out_sources_with_fewer_rows_than_are_validated_on_are_refused():
+    said = the_problem("quickstart", "validation.sources=[{name: v, kind: sorting, size: 8}]")
+    assert said.startswith("validation.num_prompts is 256; validation.sources have 8 rows; add rows")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("pools.main={nodes: null}", "nodes is null and bundles is null; give exactly one of them"),
+        ("model={path: null}", "path is null and build is null; give exactly one of them"),
+        ("rollout.tools={environment_options: {a: null}}", "environment_options is {'a': null}, and environment"),
+        ("rollout.engine=scripted", "engine is 'scripted' and scripted is missing"),
+        ("reward.graders=[{name: j, kind: judge, judge: {}}]", "base_url and serve are both missing"),
+        ("reward.graders=[]", "reward.graders is []; it must have at least 1 entries"),
+        ("seed=null", "seed is null; it must be an integer"),
+    ],
+)
+def test_values_are_told_as_a_config_writes_them(override: str, said: str):
+    found = problems("quickstart", override)
+    assert any(said in problem for problem in found), found
+    assert not any(word in problem for problem in found for word in ("None", "()", "frozenset")), found

@@ -96,6 +96,42 @@ def test_a_model_whose_heads_no_engine_of_the_plan_takes_ends_with_2(
     assert "rollout.engine is 'vllm'; each attention head of model is 16 wide" in err
 
 
+def test_a_space_too_small_for_an_iteration_ends_a_plan_with_2(capsys: pytest.CaptureFixture[str]):
+    source = "data.sources=[{name: s, kind: sorting, options: {num_digits: 2}}]"
+    code, _, err = run(capsys, "plan", "quickstart", "--set", source)
+    assert code == 2
+    assert "data.prompts_per_iteration is 512; data.sources have " in err
+
+
+def test_a_plan_that_does_not_know_the_accelerators_memory_says_so(capsys: pytest.CaptureFixture[str]):
+    name = "gsm8k-qwen2.5-1.5b-8gpu-colocated"
+    code, out, _ = run(capsys, "plan", name, "--nodes", "1x(gpu=8,cpu=96,mem=900GiB)")
+    told = " ".join(out.split())
+    assert code == 0
+    assert "The placement fits: the accelerator memory of main was not checked" in told
+    assert "vram=80GiB" in told
+    assert "It fits." not in told
+    for known in ("vram=80GiB", "type=H100"):
+        assert "It fits." in run(capsys, "plan", name, "--nodes", f"1x(gpu=8,cpu=96,mem=900GiB,{known})")[1]
+
+
+def test_only_a_pool_of_cpus_is_told_of_a_cache_that_was_asked_for(capsys: pytest.CaptureFixture[str]):
+    small = ("plan", "gsm8k-qwen2.5-1.5b-8gpu-split-pools", "--nodes", "(gpu=8,cpu=96,vram=8GiB)", "--json")
+    refusals = json.loads(run(capsys, *small)[1])["refusals"]
+    assert not any("KV cache" in said or "kv_cache_bytes" in said for said in refusals)
+    asked = ("plan", "quickstart", "--nodes", "(cpu=8,mem=16GiB)", "--json", "--set", "rollout.kv_cache_bytes=17GiB")
+    [said] = json.loads(run(capsys, *asked)[1])["refusals"]
+    assert "and the KV cache that rollout.kv_cache_bytes asks for, take " in said
+
+
+def test_a_damaged_model_folder_ends_a_plan_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    shape = "num_layers: 1, hidden_size: 32, intermediate_size: 8, num_heads: 1, vocab_size: 128"
+    code, _, err = run(capsys, "plan", "quickstart", "--set", f"model={{path: {tmp_path}, shape: {{{shape}}}}}")
+    assert code == 2
+    assert f"model: {tmp_path}/model.safetensors has 1 bytes" in err
+
+
 def test_state_larger_than_the_accelerator_does_not_fit(capsys: pytest.CaptureFixture[str]):
     small = "(gpu=8,cpu=96,vram=8GiB)"
     code, out, _ = run(capsys, "plan", "gsm8k-qwen2.5-1.5b-8gpu-split-pools", "--nodes", small, "--json")

@@ -1,6 +1,9 @@
 """What a user can cause is told in words."""
 
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +46,16 @@ def test_a_failed_iteration_is_left_out_of_the_console_and_the_end_of_a_run_is_n
     flow_runs.error("failed", exc_info=lost, extra={"flow_name": "iteration"})
     assert kept.errors == [ended, lost]
     assert sent.errors == [lost, ended, lost]
+
+
+def test_a_run_name_that_is_taken_is_refused_before_anything_heavy_is_imported(run_dir: Path):
+    (run_dir / "demo").mkdir()
+    code = (
+        "import sys; from flows.cli import main\n"
+        f"code = main(['train', 'quickstart', '--set', 'name=demo', '--set', 'run_dir={run_dir}'])\n"
+        "print(code, sorted({'torch', 'ray', 'prefect', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "2 []", done.stderr
+    assert f"{run_dir}/demo exists; resume it (callsheet resume {run_dir}/demo), or give the new run" in done.stderr

@@ -16,6 +16,8 @@ LLAMA = {
     "num_attention_heads": 1, "max_position_embeddings": 12,
 }  # fmt: skip
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+
 
 def refused(*overrides: str) -> list[str]:
     try:
@@ -33,7 +35,7 @@ def table(folder: Path, rows: list[dict], name: str = "rows") -> str:
 
 def model_folder(folder: Path, **changes) -> str:
     (folder / "config.json").write_text(json.dumps(LLAMA | changes))
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     build_character_tokenizer().save_pretrained(folder)
     return f"model={{path: {folder}}}"
 
@@ -107,6 +109,13 @@ def test_a_folder_without_weights_tokenizer_or_anything_is_refused(tmp_path: Pat
         (tmp_path / name).unlink()
         [problem] = refused(whole)
         assert str(tmp_path) in problem
+
+
+def test_a_folder_whose_weights_are_cut_short_is_refused_once(tmp_path: Path):
+    whole = model_folder(tmp_path, max_position_embeddings=16)
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS[:-1])
+    [problem] = refused(whole)
+    assert problem.startswith(f"model: {tmp_path}/model.safetensors has 9 bytes and its header alone would take 2")
 
 
 def test_generated_prompts_that_cannot_be_made_are_refused():

@@ -25,7 +25,7 @@ def build(secrets: dict[str, str] | None = None, **fields: Any) -> Grader:
             "name": "run",
             "iterations": 1,
             "model": {"path": "/model"},
-            "data": {"sources": [{"name": "s", "kind": "sorting", "size": 4}]},
+            "data": {"sources": [{"name": "s", "kind": "sorting", "size": 64}]},
             "rollout": {"max_response_length": 32, "group_size": 2},
             "reward": {"graders": [grader]},
             "algorithm": {"name": "grpo"},

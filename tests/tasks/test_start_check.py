@@ -84,10 +84,10 @@ def test_hooks_prompts_and_graders_are_told_together():
         f"algorithm.advantage='{HERE}:demanding'",
         "algorithm.loss='math:nothing'",
         grader(kind="python", function="'math:nothing'"),
-        "validation.num_prompts=257",
+        "validation.sources=[{name: v, kind: sorting, size: 257, options: {num_digits: 3}}]",
     )
     assert [said.split()[0] for said in found] == [
-        "validation.num_prompts", "reward.graders.0.function", "algorithm:", "algorithm:",
+        "validation.sources.0:", "reward.graders.0.function", "algorithm:", "algorithm:",
     ]  # fmt: skip
     assert "algorithm.advantage is 'tests.tasks.hooks_here:demanding'" in found[2]
     assert "algorithm.loss is 'math:nothing'; 'math' has no function or class 'nothing'" in found[3]

@@ -249,7 +249,7 @@ def test_smollm2_reads_english():
 def test_a_folder_with_a_broken_file_is_refused_with_what_is_wanted(tmp_path, file, text):
     build_character_tokenizer(64).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 100, "hidden_size": 8}')
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (tmp_path / file).write_text(text)
     with pytest.raises(ModelError, match=r"model\.path is .*, from which no tokenizer and config can be read"):
         load_tokenizer(ModelConfig(path=str(tmp_path)))
