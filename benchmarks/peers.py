@@ -196,7 +196,11 @@ def verl_figures() -> list[Figure]:
     held = next(line for name, line in ours.items() if "from the driver" in name)
     # "ours 1.02 (0.95-1.10) ms, bare Ray ..."
     our_call = float(empty["note"].split()[1]) / 1e3
-    call = f"ours {our_call * 1e3:.2f} ms, verl {theirs['empty_seconds'] * 1e3:.2f} ms"
+    bare = {"here": empty["note"].rpartition("bare Ray ")[2].split()[0], "there": theirs["bare_seconds"] * 1e3}
+    call = (
+        f"ours {our_call * 1e3:.2f} ms, verl {theirs['empty_seconds'] * 1e3:.2f} ms; bare Ray {bare['here']} ms in our "
+        f"environment, {bare['there']:.2f} ms in verl's"
+    )
     batch = f"ours {held['value']:.3f} s, verl {theirs['batch_seconds']:.3f} s"
     held_ratio = held["value"] / theirs["batch_seconds"]
     name = "256 MiB to 2 workers, a column back / verl's"
