@@ -20,6 +20,7 @@ from configs.pools import PoolConfig
 from configs.rollout import RolloutConfig, ServersConfig
 from resources.cluster import Cluster
 from resources.engines.base import GenerationRequest, Sampling
+from resources.frozen_heap import freeze_heap
 from resources.replicas import GroupReplica
 from resources.rollout_servers import RolloutServers
 from resources.worker_group import WorkerGroup, WorkerSpec, start_group
@@ -113,6 +114,7 @@ def main() -> int:
         cluster.reserve({"engines": PoolConfig(nodes=(1,), cpus_per_bundle=1)}, 60.0)
         group = start_engine(cluster)
         servers = RolloutServers([GroupReplica(group, 600.0)], deadline_seconds=600.0)
+        freeze_heap()  # as a run's controller and workers do
         pairs = compare(group, servers)
         ratios = sorted(served / bare for served, bare in pairs)
         bad, spanning, stopped = update_under_load(group, servers)

@@ -21,6 +21,7 @@ import ray
 
 from resources.dispatch import MethodInfo
 from resources.failures import RankError
+from resources.frozen_heap import freeze_heap
 from resources.heartbeat import Heartbeat, redirect_output
 from resources.process_facts import host_identity
 from resources.ray_state import enable_zero_copy_tensors
@@ -151,6 +152,7 @@ class WorkerProcess:
                 self._slots[key] = _Slot(
                     f"{setup.role}.{method.name}", inspect.getattr_static(worker_class, method.name), worker, method
                 )
+        freeze_heap()
         self._note(None)
         return {"began": began + self._offset, "ended": self._now()}
 

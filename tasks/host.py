@@ -21,6 +21,7 @@ from prefect.task_engine import run_task_sync
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.collections import visit_collection
 
+from resources.frozen_heap import freeze_heap
 from resources.rows import Rows, ShardRef
 from resources.served_group import ServedGroup, replicas_of
 from resources.store import BatchHandle, BatchStore, StoreView
@@ -288,6 +289,7 @@ class TaskHost:
     def connect(self, peers: Mapping[str, Any]) -> None:
         """Handles of the other pools' hosts, whose tables this one may read."""
         self._context.store.peers = {pool: peer for pool, peer in peers.items() if pool != self._context.pool}
+        freeze_heap()
 
     @ray.method(concurrency_group="table")
     def lookup(self, batch_id: str, columns: Sequence[str]) -> Any:

@@ -18,6 +18,7 @@ from configs.changes import refused_changes
 from configs.layout import process_groups, styles
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
+from resources.frozen_heap import frozen_heap
 from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
@@ -63,7 +64,7 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
                 run.check_cancelled = watch.check
                 run.watchers = watchers
                 _restore_state(run)
-                with _last_iteration_saved(run):
+                with frozen_heap(), _last_iteration_saved(run):
                     yield run
     finally:
         directory.release()
