@@ -171,7 +171,8 @@ def _tell(run: Session, staging: Path | None, iteration: int, error: Exception) 
     if staging is not None:
         run.checkpoints.discard(staging)
     run.failed_saves += 1
-    text = " ".join(str(error).split())[-400:]
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error  # without the writer's traceback
+    text = " ".join(str(cause).split())[-400:]
     run.directory.event("save-failed", iteration=iteration, reason=text)
     get_logger("callsheet").error(
         "the checkpoint of iteration %d was NOT saved (%s); the run goes on, the last checkpoint stays", iteration, text
