@@ -10,7 +10,6 @@ from typing import Any
 
 from prefect.logging import get_logger
 
-from configs.changes import refused_changes
 from resources.curriculum import curriculum_after
 from resources.run_summary import summarise
 from resources.signals import held_signals
@@ -88,7 +87,7 @@ def _commit(run: Session, outcome: Outcome) -> None:
 def _view(run: Session, outcome: Outcome) -> IterationView | None:
     """The iteration attributed and judged; None without telemetry, or when its spans went with a host that died."""
     is_wanted = run.config.telemetry.enabled and outcome.spans
-    return view_iteration(outcome.spans, outcome.span, refused=refused_changes(run.config)) if is_wanted else None
+    return view_iteration(outcome.spans, outcome.span, refused=run.refused_changes) if is_wanted else None
 
 
 def finish(run: Session) -> dict[str, Any]:

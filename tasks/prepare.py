@@ -14,7 +14,6 @@ from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from configs.changes import refused_changes
 from configs.layout import process_groups, styles
 from configs.run import RunConfig
 from resources.casting import Casting, start_process_group
@@ -203,7 +202,7 @@ def _run_record(run: Session) -> RunRecord:
         group_size=config.rollout.group_size,
         max_running_sequences=config.rollout.max_running_sequences,
         async_depth=config.async_depth,
-        refused=refused_changes(config),
+        refused=run.refused_changes,
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prefect import Flow
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from configs.changes import refused_changes
 from configs.run import RunConfig
 from resources.casting import Casting, cast_groups, distinct_groups, stateful_duties
 from resources.checkpoints import CheckpointStore
@@ -66,6 +67,8 @@ class Session(Agenda):
         """Checkpoint that the stateful roles load before the first iteration."""
         self.preparation: Flow[Any, Any] | None = None
         self.verdict: str | None = None
+        self.refused_changes = refused_changes(config)
+        """What a verdict does not advise here; tried once, since the config stays."""
         self.watchers: list[Watcher] = []
         self.check_cancelled: Callable[[], None] = lambda: None
         self.snapshot: Snapshot | None = None
