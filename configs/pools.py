@@ -18,7 +18,7 @@ def parse_bytes(value: object) -> object:
         return value
     match = _SIZE.match(value.strip())
     if match is None:
-        raise ValueError(f"{value!r} is not a size; write bytes or e.g. '512MiB', '64GiB'")
+        raise ValueError(f"{value!r} is not a size; write bytes, or '64GiB'; units are KiB, MiB, GiB, TiB")
     return int(float(match[1]) * _UNITS[match[2] or "B"])
 
 

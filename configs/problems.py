@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import cast
 
 _LONGEST_VALUE = 80
-_SECRET = re.compile(r"(api_?key|[._-]key|token|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(api_?key|[._-]key|(?<!per_)token|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE
+)
 
 
 class _Word:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from configs.base import Config, Count, Seconds, Seed, Strings, TokenIds
 from configs.pools import Bytes
 from configs.problems import as_written
+from configs.scripted import ScriptedConfig
 
 
 class SamplingConfig(Config):
@@ -19,14 +20,6 @@ class SamplingConfig(Config):
     """0 keeps the whole vocabulary."""
     stop_token_ids: TokenIds = ()
     """Besides the tokenizer's end-of-sequence id."""
-
-
-class ScriptedConfig(Config):
-    """The shipped scripted engine: given responses with given delays, no model."""
-
-    responses: dict[str, Any] = Field(default_factory=dict)
-    """`{"mode": "random" | "answer" | "fixed", ...}`; see resources/engines/scripted.py."""
-    seconds_per_token: Annotated[float, Field(ge=0.0)] = 0.0
 
 
 class ToolsConfig(Config):

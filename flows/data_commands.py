@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from configs.load import load_config
 from flows.cli import DONE, REFUSED, AsJson, ConfigPath, Overrides, Refused, app
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from resources.prompt_report import PromptReport
 
 SHOWN_CHARACTERS = 2_000
+SampleCount = Annotated[int, Parameter(validator=validators.Number(gte=0), help="Rendered rows of each source.")]
 SortKey = Literal["row_id", "advantage", "score", "response_length"]
 
 
 @app.command
-def data(config: ConfigPath, *, set_: Overrides = (), samples: int = 2, json_: AsJson = False) -> int:
+def data(config: ConfigPath, *, set_: Overrides = (), samples: SampleCount = 2, json_: AsJson = False) -> int:
     """Look at the prompts: sizes, lengths, rendered samples, what would be filtered, duplicates. Starts nothing.
 
     Exit code 2 when a run could not use them.

@@ -33,6 +33,9 @@ def shape_of(path: str, model: ModelConfig) -> ModelShape:
     if model.shape is not None:
         return model.shape
     file = Path(model.path or "").expanduser() / "config.json"
+    if model.path is not None and model.path.startswith((".", "/", "~")) and not os.path.isdir(file.parent):
+        rule = "there is no such folder, so nothing tells the model's shape"
+        raise ConfigError("plan", [Problem(f"{path}.path", model.path, rule, f"correct it, or give {path}.shape")])
     if model.path is None or not os.path.isfile(file):  # Path.is_file raises for a name that is too long
         rule = f"{path}.path is {model.path!r}, where no local config.json is, and nothing is fetched to plan"
         way_out = f"give {path}.shape: num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, vocab_size"

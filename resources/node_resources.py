@@ -19,6 +19,8 @@ _RAY_NAMES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU", "mem": "memory", "memory
 _LABELS = {"type": ACCELERATOR_TYPE_LABEL, "vram": ACCELERATOR_MEMORY_LABEL}
 MOST_NODES = 16_384
 """Of one group; as many as a pool may have bundles."""
+_LEAST_MEMORY = 2**20
+"""Of a node or an accelerator, in bytes: less is a number whose unit was forgotten."""
 _MOST_DIGITS = 9
 _GROUP = re.compile(r"\s*(?:(\d+)\s*x\s*)?\(([^()]*)\)\s*(?:[+;]|$)")
 _EXAMPLE = 'write for example "2x(gpu=8,cpu=96,mem=900GiB)", groups joined by +'
@@ -103,7 +105,7 @@ def _parse_group(text: str) -> tuple[dict[str, float], dict[str, str]]:
         if word == "type":
             labels[name] = value
         elif word == "vram":
-            labels[name] = str(int(_amount(word, "memory", value)))
+            labels[name] = str(int(_amount(word, name, value)))
         else:
             total[name] = _amount(word, name, value)
     if "CPU" not in total:
@@ -112,10 +114,16 @@ def _parse_group(text: str) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def _amount(word: str, name: str, value: str) -> float:
+    is_memory = name in ("memory", ACCELERATOR_MEMORY_LABEL)
     try:
-        amount = float(str(parse_bytes(value))) if name == "memory" else float(value)
+        amount = float(str(parse_bytes(value))) if is_memory else float(value)
     except ValueError:
-        raise ValueError(f"--nodes holds {word}={value}; {value!r} is not an amount; {_EXAMPLE}") from None
+        rule = "is no size: a number and KiB, MiB, GiB or TiB" if is_memory else "is not an amount"
+        raise ValueError(f"--nodes holds {word}={value}; {value!r} {rule}; {_EXAMPLE}") from None
+    if is_memory and 0 < amount < _LEAST_MEMORY:
+        raise ValueError(
+            f"--nodes holds {word}={value}, which is {amount:g} bytes; write for example {word}={value}GiB"
+        )
     if not 0 < amount < float("inf"):
         raise ValueError(f"--nodes holds {word}={value}; an amount is above 0; leave out what the nodes do not have")
     return amount

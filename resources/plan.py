@@ -29,7 +29,7 @@ from resources.model_shapes import shape_of
 from resources.node_resources import ACCELERATOR_MEMORY_LABEL, NodeResources, this_machine
 from resources.placement import NoFit, Placement, fit
 from resources.row_counts import planned_shortages
-from resources.weight_files import damaged_models
+from resources.weight_files import damaged_models, weightless_notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,12 @@ class Plan:
         return "; ".join(said) or None
 
     @property
+    def doubtful_memory(self) -> str | None:
+        """Which pools the estimate overfills, and how to say it; None where it overfills none."""
+        over = dict.fromkeys(bundle.pool for bundle in self.bundles if bundle.verdict == "over by estimate")
+        return f"by estimate the memory of {', '.join(over)} does not suffice; see the notes" if over else None
+
+    @property
     def does_fit(self) -> bool:
         """Whether the run may start."""
         return not self.refusals
@@ -118,6 +124,7 @@ class Plan:
             "refusals": list(self.refusals),
             "remarks": list(self.remarks),
             "unchecked_memory": self.unchecked_memory,
+            "doubtful_memory": self.doubtful_memory,
             "batch": asdict(self.algebra),
             "memory": {duty: asdict(memory) | {"total": memory.total} for duty, memory in self.memory.items()},
             "bundles": [asdict(bundle) for bundle in self.bundles],
@@ -170,6 +177,7 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     remarks = [
         *([] if note is None else [note]),
         *unread_notes(config),
+        *weightless_notes(config),
         *algebra.remarks,
         *_memory_remarks(config, shapes["model"], bundles, algebra),
     ]

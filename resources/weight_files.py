@@ -15,6 +15,7 @@ from configs.run import RunConfig
 from resources.memory import models_of
 
 INDEX = "model.safetensors.index.json"
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
 """As the safetensors library has it."""
@@ -33,6 +34,21 @@ def damaged_models(config: RunConfig) -> Iterator[Problem]:
             check_weight_files(model)
         except WeightFileError as error:
             yield Problem(path, UNSAID, str(error))
+
+
+def weightless_notes(config: RunConfig) -> list[str]:
+    """Models whose local folder tells a shape and has no weights: enough for a plan, and no run starts from it."""
+    return [
+        f"{path}.path is {model.path!r}, which has no weights ({', '.join(WEIGHT_FILES)}); a plan needs none, "
+        "training refuses it"
+        for path, model in models_of(config).items()
+        if model.path is not None and Path(model.path).expanduser().is_dir() and not has_weights(model.path)
+    ]
+
+
+def has_weights(folder: str | Path) -> bool:
+    """Whether the folder has a file that may hold weights."""
+    return any(file for pattern in WEIGHT_FILES for file in Path(folder).expanduser().glob(pattern))
 
 
 def check_weight_files(model: ModelConfig) -> None:

@@ -1,7 +1,7 @@
 """A shipped engine without a model: it answers by a script, with the delays of a real one. For tests and studies.
 
 Slots, waiting rows, per-token delays and weight versions behave as in a continuous-batching engine; tokens and
-log-probs are functions of each row's seed. The script is `rollout.scripted.responses`, see `Script`.
+log-probs are functions of each row's seed. The script is `rollout.scripted.responses`, see `configs/scripted.py`.
 """
 
 import math
@@ -12,12 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import Field
-
-from configs.base import Config, Count, Fraction
 from configs.rollout import RolloutConfig
+from configs.scripted import FaultScript, Script
 from resources.engines.base import (
     FinishReason,
     GenerationFacts,
@@ -32,42 +29,6 @@ from resources.engines.generation_facts import close_facts, open_gauge
 from resources.engines.weight_update import WeightUpdate
 
 Encode = Callable[[str], list[int]]
-
-
-class FaultScript(Config):
-    """A fault to meet, once or at every call of its number."""
-
-    kind: Literal["raise", "exit", "hang", "slow_row"]
-    generation: Count = 1
-    """In which `generate` call of this engine; the first is 1."""
-    after_rows: Annotated[int, Field(ge=0)] = 0
-    """Rows finished before it happens."""
-    engine: Annotated[int, Field(ge=0)] | None = None
-    """Rank of the process it happens in; any when left out."""
-    seconds: Annotated[float, Field(ge=0.0)] = 3600.0
-    """Of `hang`, and of the delay of the last row of `slow_row`."""
-    marker: str | None = None
-    """A file that is made when the fault happens; while it exists the fault does not happen again."""
-
-
-class Script(Config):
-    """What a scripted engine answers."""
-
-    mode: Literal["random", "answer", "fixed"] = "random"
-    """`random`: tokens by seed. `answer`: the reference answer with probability `accuracy`, else a wrong one.
-    `fixed`: `texts` by the prompt's index."""
-    accuracy: Fraction = 0.5
-    texts: dict[str, str] = Field(default_factory=dict)
-    """Prompt index (as a string) -> response; the key `*` serves all others, `INDEX/2` and `*/2` the second turn."""
-    min_length: Count = 1
-    max_length: Count = 16
-    """Of `random` responses, stop token included; `max_response_length` cuts them."""
-    lengths: Literal["uniform", "long_tail", "one_long"] = "uniform"
-    """`long_tail`: most near `min_length`, one in fifty near `max_length`. `one_long`: the first row of each rollout
-    has `max_length`, all others `min_length`."""
-    by_token: bool = False
-    """A step takes the time of one token, as a real engine's does; else it lasts until a response ends."""
-    faults: Annotated[tuple[FaultScript, ...] | list[FaultScript], Field()] = ()
 
 
 @dataclass(slots=True)
@@ -106,7 +67,7 @@ class ScriptedEngine:
             raise ValueError("rollout.scripted is missing; a scripted engine needs its script")
         self.policy_version = 0
         self.facts = GenerationFacts()
-        self.script = Script.model_validate(dict(rollout.scripted.responses))
+        self.script = rollout.scripted.responses
         self._per_token = rollout.scripted.seconds_per_token
         self._slots = rollout.max_running_sequences
         self._vocab_size = vocab_size
@@ -331,7 +292,7 @@ def _output(row: _Row, reason: FinishReason) -> GenerationOutput:
 
 
 def _length(script: Script, rng: random.Random, *, is_long: bool) -> int:
-    low, high = script.min_length, max(script.min_length, script.max_length)
+    low, high = script.min_length, script.max_length
     if script.lengths == "one_long":
         return high if is_long else low
     if script.lengths == "uniform":

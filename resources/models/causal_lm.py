@@ -28,11 +28,10 @@ from transformers.utils import logging as transformers_logging
 
 from configs.model import ModelConfig, ModelShape
 from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
-from resources.weight_files import WeightFileError, check_weight_files
+from resources.weight_files import WeightFileError, check_weight_files, has_weights
 
 CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
 transformers_logging.disable_progress_bar()
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 DROPOUT_KEYS = (
     "attention_dropout",
     "hidden_dropout",
@@ -261,7 +260,7 @@ def _checked_path(model: ModelConfig) -> str:
         return str(folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"model.path {folder} has no config.json; it holds {_names(folder)}")
-    if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+    if not has_weights(folder):
         raise ModelError(f"model.path {folder} has a config.json but no weights; it needs *.safetensors beside it")
     try:
         check_weight_files(model)

