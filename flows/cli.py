@@ -176,4 +176,6 @@ def _drop_output() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from flows import cli  # commands register with the module of that name, not with this copy of it
+
+    sys.exit(cli.main())

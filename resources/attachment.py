@@ -29,6 +29,8 @@ class GroupCard:
     role: str
     facts: GroupFacts
     methods: dict[str, MethodInfo]
+    short_keys: tuple[str, ...]
+    """See resources/short_calls.py."""
     topology: Topology
     call_seconds: float
     start_skew_seconds: float

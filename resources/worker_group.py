@@ -21,6 +21,7 @@ from resources.pending_call import PendingCall
 from resources.pools import ResourcePool
 from resources.processes import Processes
 from resources.registry import read_card
+from resources.short_calls import short_keys, short_name
 from resources.worker_process import ANSWERS, HEADER, PRIVATE
 from resources.worker_spec import Home, WorkerSpec
 
@@ -44,6 +45,7 @@ class WorkerGroup:
         self._simple = {name for name, info in card.methods.items() if is_simple(info)}
         self._plain: list[Callable[..., Any]] = []
         self._bulk: list[Callable[..., Any]] = []
+        self._short: dict[str, list[Callable[..., Any]]] = {}
         self._wire(processes.actors)
 
     # --- facts ----------------------------------------------------------------------------------------------------
@@ -133,9 +135,10 @@ class WorkerGroup:
         key = self._keys[method]
         if method in self._simple and not args and not kwargs:
             # Nothing to plan: this path is what an empty call costs.
-            header = HEADER.pack(*head, ANSWERS) + key
+            short = self._short.get(method)
+            header = () if short else (HEADER.pack(*head, ANSWERS) + key,)
             with self._order:
-                sent = [send(header) for send in senders]
+                sent = [send(*header) for send in short or senders]
             answering = self._everyone
         else:
             plan = plan_call(info, self._card.topology, args, kwargs, ray.put)
@@ -183,6 +186,11 @@ class WorkerGroup:
 
     def _wire(self, actors: Sequence[ActorHandle]) -> None:
         self._plain = [actor.call.remote for actor in actors]
+        self._short = {
+            key.removeprefix(f"{self.role}."): [getattr(actor, short_name(number)).remote for actor in actors]
+            for number, key in enumerate(self._card.short_keys)
+            if key.startswith(f"{self.role}.")
+        }
         self._bulk = [actor.call.options(num_returns=2).remote for actor in actors]
 
     def _owned(self, action: str) -> Processes:
@@ -256,12 +264,14 @@ def _start(
         if read_card("group", home.run_id, view) is not None:
             raise _name_taken(home.run_id, view)
     processes = Processes(home, pool, name, specs, share, bundles)
+    short = short_keys((spec.role, method) for spec in specs for method in processes.methods[spec.role].values())
     cards = [
         GroupCard(
             name=view,
             role=spec.role,
             facts=processes.facts,
             methods=processes.methods[spec.role],
+            short_keys=tuple(short),
             topology=Topology(role=spec.role, world_size=len(processes.bundles), mesh=spec.mesh),
             call_seconds=spec.call_seconds,
             start_skew_seconds=0.0,

@@ -1,7 +1,7 @@
 """The Ray actor in which the workers of one rank live.
 
 It is generic: it learns its rank, sets the environment, and only then imports and constructs the worker classes, so a
-constructor can rely on RANK and MASTER_ADDR. Calls name a slot (role and method) in a few bytes.
+constructor can rely on RANK and MASTER_ADDR. Calls name a slot (role and method) in a few bytes, or are short ones.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -26,14 +27,16 @@ from resources.heartbeat import Heartbeat, redirect_output
 from resources.process_facts import host_identity
 from resources.ray_state import enable_zero_copy_tensors
 from resources.rendezvous import host_store
+from resources.short_calls import SHORT_CALLS, short_keys, short_name
 from resources.splitting import is_array, is_stored_rows, is_tensor, is_tensordict
 
 HEADER = struct.Struct("<diB")
-"""Every call begins with: time of submission (controller's clock), incarnation, flags."""
+"""Every call but a short one begins with: time of submission (controller's clock), incarnation, flags."""
 ANSWERS = 1
 """Flag: this rank answers with data."""
 PRIVATE = 2
 """Flag: no argument came by reference, so nobody else reads the memory it lies in."""
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 TIMES = struct.Struct("<dd")
 """The whole answer of a call that returned None: start and end, on the controller's clock."""
 
@@ -90,6 +93,7 @@ class WorkerProcess:
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         self._slots: dict[bytes, _Slot] = {}
+        self._short: list[_Slot] = []
         self._siblings: dict[str, Any] = {}
         self._store: Any = None
         self._heartbeat: Heartbeat | None = None
@@ -152,24 +156,31 @@ class WorkerProcess:
                 self._slots[key] = _Slot(
                     f"{setup.role}.{method.name}", inspect.getattr_static(worker_class, method.name), worker, method
                 )
+        pairs = [(setup.role, method) for setup in setups for method in setup.methods]
+        self._short = [self._slots[key.encode()] for key in short_keys(pairs)]
         freeze_heap()
         self._note(None)
         return {"began": began + self._offset, "ended": self._now()}
 
     def call(self, header: bytes, *args: Any, **kwargs: Any) -> Any:
         """Run one marked method. None -> packed times; otherwise (start, end, value), or two objects for bulk."""
+        slot, flags, submitted = self._open(header)
+        return self._run(slot, flags, submitted, args, kwargs)
+
+    def _run(
+        self, slot: "_Slot", flags: int, submitted: float, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = EMPTY
+    ) -> Any:
         start = self._now()
-        slot, flags = self._open(header)
         self._note(slot.name)
         try:
-            return self._pack(slot, flags, start, header, slot.run(flags, args, kwargs))
+            return self._pack(slot, flags, submitted, start, slot.run(flags, args, kwargs))
         except BaseException as error:  # noqa: BLE001 - the wire: whatever a worker raises must reach the caller as text
             raise as_rank_error(error, self._now()) from None
         finally:
             self._note(None)
 
-    def _open(self, header: bytes) -> tuple["_Slot", int]:
-        _, incarnation, flags = HEADER.unpack_from(header)
+    def _open(self, header: bytes) -> tuple["_Slot", int, float]:
+        submitted, incarnation, flags = HEADER.unpack_from(header)
         if incarnation != self._seat.incarnation:
             raise RankError(
                 "StaleGroup",
@@ -177,9 +188,9 @@ class WorkerProcess:
                 "",
                 self._now(),
             )
-        return self._slots[header[HEADER.size :]], flags
+        return self._slots[header[HEADER.size :]], flags, submitted
 
-    def _pack(self, slot: "_Slot", flags: int, start: float, header: bytes, value: Any) -> Any:
+    def _pack(self, slot: "_Slot", flags: int, submitted: float, start: float, value: Any) -> Any:
         if not self._is_zero_copy and "torch" in sys.modules:
             enable_zero_copy_tensors()
             self._is_zero_copy = True
@@ -194,7 +205,7 @@ class WorkerProcess:
         status, data = value
         span = {
             "rank": self._seat.rank,
-            "queue_seconds": max(0.0, start - HEADER.unpack_from(header)[0]),
+            "queue_seconds": max(0.0, start - submitted),
             "start": start,
             "end": self._now(),
         }
@@ -210,6 +221,18 @@ class WorkerProcess:
 
     def _now(self) -> float:
         return time.monotonic() + self._offset
+
+
+def _short_call(number: int) -> Callable[[WorkerProcess], Any]:
+    def run(self: WorkerProcess) -> Any:
+        return self._run(self._short[number], ANSWERS, 0.0)
+
+    run.__name__ = short_name(number)
+    return run
+
+
+for _number in range(SHORT_CALLS):  # Ray knows an actor's methods from its class
+    setattr(WorkerProcess, short_name(_number), _short_call(_number))
 
 
 class AsyncWorkerProcess(WorkerProcess):
@@ -228,13 +251,13 @@ class AsyncWorkerProcess(WorkerProcess):
 
     async def call(self, header: bytes, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in WorkerProcess."""
-        slot, flags = self._open(header)
+        slot, flags, submitted = self._open(header)
         if not slot.method.is_async:
             run = super().call
             return await asyncio.get_running_loop().run_in_executor(self._serial, lambda: run(header, *args, **kwargs))
         start = self._now()
         try:
-            return self._pack(slot, flags, start, header, await slot.run(flags, args, kwargs))
+            return self._pack(slot, flags, submitted, start, await slot.run(flags, args, kwargs))
         except BaseException as error:  # noqa: BLE001 - the wire
             raise as_rank_error(error, self._now()) from None
 
@@ -249,7 +272,7 @@ class _Slot:
         self.method = method
         self.is_read_only = method.marking.read_only
 
-    def run(self, flags: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, flags: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the method on arguments it may write into."""
         if not args and not kwargs:
             return self.function(self.worker)

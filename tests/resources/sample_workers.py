@@ -62,6 +62,10 @@ class EchoWorker:
         self.state += amount
         return self.state
 
+    @dispatch(Dispatch.BROADCAST)
+    def state_now(self) -> int:
+        return self.state
+
     @dispatch(Dispatch.SPLIT_ROWS)
     def shift(self, xs: list[int], by: int = 0) -> list[int]:
         return [x + self.offset + by for x in xs]

@@ -69,6 +69,13 @@ def test_ranks_get_their_environment_before_the_constructor_and_no_torch(group: 
     assert [fact["torch"] for fact in group.facts()] == [False, False]
 
 
+def test_a_call_without_arguments_keeps_its_place_among_calls_with_some(group: WorkerGroup) -> None:
+    group.add_state(-group.add_state(0)[0])
+    pending = [group.submit(*call) for call in (("add_state", 2), ("state_now",), ("add_state", 3), ("state_now",))]
+    assert [call.result() for call in pending] == [[2, 2], [2, 2], [5, 5], [5, 5]]
+    group.add_state(-5)
+
+
 def test_split_rows_come_back_joined_in_order(group: WorkerGroup) -> None:
     assert group.shift([1, 2, 3, 4, 5], by=1) == [102, 103, 104, 105, 106]
     assert group.call("shift", xs=[9]) == [109]
@@ -212,6 +219,8 @@ def test_a_restart_gives_new_processes_and_refuses_calls_of_the_old_incarnation(
     assert group.incarnation == old.incarnation + 1
     assert group.add_state(1) == [1, 1]
     assert not set(before) & {rank["pid"] for rank in group.ranks}
+    with pytest.raises(StaleGroup, match=f"incarnation {old.incarnation}"):
+        old.facts()
     with pytest.raises(StaleGroup, match=f"incarnation {old.incarnation}"):
         old.add_state(1)
     assert WorkerGroup.attach(home.run_id, "spare").add_state(1) == [2, 2]
