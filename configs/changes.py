@@ -24,7 +24,7 @@ def _is_accepted(config: "RunConfig", change: Change) -> bool:
     data = config.model_dump(mode="json")
     if not change(config, data):
         return False
-    _drop_empty_pools(data)
+    drop_empty_pools(data)
     try:
         type(config).model_validate(data)
     except ValidationError:
@@ -32,7 +32,8 @@ def _is_accepted(config: "RunConfig", change: Change) -> bool:
     return True
 
 
-def _drop_empty_pools(data: dict[str, Any]) -> None:
+def drop_empty_pools(data: dict[str, Any]) -> None:
+    """Of a config in plain data: pools in which no role stands."""
     used = {role["pool"] for role in data["roles"].values()}
     data["pools"] = {name: pool for name, pool in data["pools"].items() if name in used}
 
@@ -52,6 +53,12 @@ def _run_ahead_apart(config: "RunConfig", data: dict[str, Any]) -> bool:
     data["pools"][_ROLLOUT_POOL] = dict(data["pools"][place["pool"]])
     data["rollout"]["weight_sync"] = "auto"
     return _run_ahead(config, data)
+
+
+def _run_ahead_moved(config: "RunConfig", data: dict[str, Any]) -> bool:
+    """As `_run_ahead_apart` where no other key has to change: no hybrid role, no weights handed over in the process."""
+    is_free = "rollout" in config.roles and config.rollout.weight_sync != "in_process"
+    return is_free and _run_ahead_apart(config, data)
 
 
 def _process_group(config: "RunConfig", data: dict[str, Any]) -> bool:
@@ -126,6 +133,7 @@ def _running_server(config: "RunConfig", data: dict[str, Any]) -> bool:
 CHANGES: Mapping[str, Change] = {
     "ahead": _run_ahead,
     "ahead_apart": _run_ahead_apart,
+    "ahead_moved": _run_ahead_moved,
     "process_group": _process_group,
     "fuse": _fuse,
     "reward_workers": _reward_workers,

@@ -230,9 +230,10 @@ def rollouts_run_ahead_in_their_own_process(config: "RunConfig") -> Iterator[Pro
     if config.async_depth > 0 and _actor_and_rollout_share_a_process(config):
         role = duties(config)["rollout"]
         rule = f"{role} does the actor's work in the same process, so no rollout can run beside an update"
-        yield Problem(
-            "async_depth", config.async_depth, rule, "give rollout a pool of its own, or set async_depth to 0"
-        )
+        apart = "rollout a pool of its own and colocate: shared"
+        if role in HYBRID_ROLES:
+            apart = f"each duty of {role} a role of its own, {apart}"
+        yield Problem("async_depth", config.async_depth, rule, f"give {apart}, or set async_depth to 0")
 
 
 def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:

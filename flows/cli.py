@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from configs.environment import apply_defaults
 from configs.load import load_config
@@ -51,8 +51,25 @@ AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print one J
 ConfigPath = Annotated[str, Parameter(help="A YAML file, or the name of a preset such as quickstart.")]
 
 
+_EXPECTED = ("prediction", "unchanged_step_seconds", "measured_step_seconds")
+"""Keys of `plan --run --json`."""
+
+
 class Refused(Exception):  # noqa: N818 - it is an outcome, not an error of ours
     """The command cannot start; the text says why and what to do. Ends with exit code 2."""
+
+
+def _whole_number(kind: type, tokens: Sequence[Token]) -> int:
+    """cyclopts reads 2.5 as 2."""
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise Refused(f"{tokens[0].keyword} is {text!r}; it is a whole number; give for example 2") from None
+
+
+WholeNumber = Annotated[int, Parameter(converter=_whole_number)]
+"""Every option that is a count or a number of something."""
 
 
 @app.command
@@ -79,7 +96,7 @@ def plan(
     sheet = build_plan(checked, _nodes(nodes, address) or local_nodes(checked))
     expected = _expected(checked, run) if run is not None else None
     if json_:
-        more = {} if expected is None else {"prediction": asdict(expected[0]), "measured_step_seconds": expected[1]}
+        more = {} if expected is None else dict(zip(_EXPECTED, (asdict(expected[0]), *expected[1:]), strict=True))
         print(json.dumps({**sheet.as_json(), **more}, default=sorted))
     else:
         from rich.console import Console
@@ -94,7 +111,7 @@ def plan(
     return DONE if sheet.does_fit else REFUSED
 
 
-def _expected(config: "RunConfig", run: Path) -> "tuple[Prediction, float]":
+def _expected(config: "RunConfig", run: Path) -> "tuple[Prediction, float, float]":
     from resources.telemetry.planned import predict_plan
 
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from configs.load import load_config
-from flows.cli import DONE, REFUSED, AsJson, ConfigPath, Overrides, Refused, app
+from flows.cli import DONE, REFUSED, AsJson, ConfigPath, Overrides, Refused, WholeNumber, app
 from flows.run_commands import RunFolder
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from resources.prompt_report import PromptReport
 
 SHOWN_CHARACTERS = 2_000
-SampleCount = Annotated[int, Parameter(validator=validators.Number(gte=0), help="Rendered rows of each source.")]
+SampleCount = Annotated[
+    WholeNumber, Parameter(validator=validators.Number(gte=0), help="Rendered rows of each source.")
+]
 SortKey = Literal["row_id", "advantage", "score", "response_length"]
 
 
@@ -101,13 +103,15 @@ def _print_report(report: "PromptReport", console: "Console") -> None:
 def rollouts(
     run: RunFolder,
     *,
-    iteration: Annotated[int | None, Parameter(help="Which iteration's; the newest kept one when left out.")] = None,
+    iteration: Annotated[
+        WholeNumber | None, Parameter(help="Which iteration's; the newest kept one when left out.")
+    ] = None,
     sort: Annotated[
         SortKey, Parameter(help="What the rows are ordered by, the largest first (row_id: rising).")
     ] = "row_id",
     source: Annotated[str | None, Parameter(help="Only rows of this data source.")] = None,
     search: Annotated[str | None, Parameter(help="Only rows whose prompt or response holds this text.")] = None,
-    limit: Annotated[int | None, Parameter(help="At most so many rows.")] = None,
+    limit: Annotated[WholeNumber | None, Parameter(help="At most so many rows.")] = None,
     json_: AsJson = False,
 ) -> int:
     """Read what a run sampled: prompt, response, scores per grader, advantage, lengths; pages on a terminal."""

@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.cli import DONE, AsJson, Refused, app
+from configs.problems import ConfigError
+from flows.cli import DONE, AsJson, Refused, WholeNumber, app
 from flows.refusals import tell_ignored
 from flows.run_commands import RunFolder
 from resources.run_directory import is_run_folder
@@ -59,15 +60,20 @@ def whatif(
     run: RunFolder,
     *,
     set_: Changes = (),
-    search: Annotated[int | None, Parameter(help="Find the best layout for that many accelerators.")] = None,
-    max_async_depth: Annotated[int | None, Parameter(help="With --search: let rollouts run ahead so far.")] = None,
+    search: Annotated[WholeNumber | None, Parameter(help="Find the best layout for that many accelerators.")] = None,
+    max_async_depth: Annotated[
+        WholeNumber | None, Parameter(help="With --search: let rollouts run ahead so far.")
+    ] = None,
     json_: AsJson = False,
 ) -> int:
-    """Predict the step time of a measured run under another layout, or search for the best one."""
-    from resources.telemetry.report import search_layout
-    from resources.telemetry.text_report import render_prediction, render_search
+    """Predict the step time of a measured run under another layout, or search for the best one.
 
-    _require_folder(run)
+    Says, too, what the run's own config would refuse of the layout that --set makes.
+    """
+    from resources.telemetry.report import search_layout
+    from resources.telemetry.text_report import render_search
+
+    _require_spans(run)
     if search is not None and set_:
         raise Refused(f"--set is {set_[0]!r} and --search is {search}: a search tries every layout; give one of them")
     if max_async_depth is not None:
@@ -77,10 +83,9 @@ def whatif(
             found = search_layout(run, search, max_async_depth=max_async_depth or 0)
             print(json.dumps(asdict(found), default=sorted) if json_ else render_search(found))
             return DONE
-        prediction, measured = _predicted(run, set_)
+        print(_predicted(run, _pairs(set_), as_json=json_))
     except ValueError as error:
         raise Refused(str(error)) from None
-    print(json.dumps(asdict(prediction), default=sorted) if json_ else render_prediction(prediction, measured))
     return DONE
 
 
@@ -93,21 +98,48 @@ def _check_depth(depth: int, search: int | None) -> None:
         raise Refused(f"--max-async-depth is {depth}; it is 0 or more, {MOST_ASYNC_DEPTH} at most; give for example 1")
 
 
-def _predicted(run: Path, changes: Sequence[str]):  # noqa: ANN202 - (Prediction, float), imported inside
-    from resources.telemetry.profile import measure_profile
-    from resources.telemetry.reader import SpanReader
-    from resources.telemetry.topology import measured_topology, override_topology
-    from resources.telemetry.whatif import predict
-
+def _pairs(changes: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set is {change!r}; a change is written KEY=VALUE; write for example {change}=2")
         pairs[key] = value
-    reader = SpanReader(path=run)
-    profile = measure_profile(list(reader.iterations()), reader.run)
-    return predict(profile, override_topology(measured_topology(profile), pairs)), profile.measured_step_seconds
+    return pairs
+
+
+def _predicted(run: Path, changes: Mapping[str, str], *, as_json: bool) -> str:
+    """The prediction as it is printed, with what the run's config would refuse. Raises ValueError."""
+    from resources.telemetry.report import profile_of_run
+    from resources.telemetry.text_report import render_prediction
+    from resources.telemetry.topology import measured_topology, override_topology
+    from resources.telemetry.whatif import predict, predict_unchanged
+
+    profile = profile_of_run(run)
+    prediction = predict(profile, override_topology(measured_topology(profile), changes))
+    unchanged, measured = predict_unchanged(profile), profile.measured_step_seconds
+    problems, why_unchecked = _asked_of_config(run, changes)
+    if as_json:
+        more = {"unchanged_seconds": unchanged, "measured_seconds": measured}
+        notes = {"config_problems": problems, "config_unchecked": why_unchecked}
+        return json.dumps({**asdict(prediction), **more, **notes}, default=sorted)
+    notes = [f"the run's config would refuse this: {problem}" for problem in problems]
+    if why_unchecked is not None:
+        notes.append(f"this was not checked against the run's config: {why_unchecked}")
+    return render_prediction(prediction, unchanged, measured, notes).rstrip("\n")
+
+
+def _asked_of_config(run: Path, changes: Mapping[str, str]) -> tuple[list[str], str | None]:
+    """What the run's config would refuse of the changes, or why that cannot be told: a config of another version."""
+    from configs.load import load_config
+    from configs.what_if import problems_of_changes
+
+    try:
+        config = load_config(run / "config.yaml")
+    except ConfigError as error:
+        first, *others = error.problems
+        return [], str(first) + (f" (and {len(others)} more)" if others else "")
+    return [str(problem) for problem in problems_of_changes(config, changes)], None
 
 
 @app.command
@@ -138,7 +170,9 @@ def export(
     run: RunFolder,
     folder: Annotated[Path, Parameter(help="The Hugging Face folder to write; it must not exist.")],
     *,
-    iteration: Annotated[int | None, Parameter(help="Which checkpoint; the newest complete one when left out.")] = None,
+    iteration: Annotated[
+        WholeNumber | None, Parameter(help="Which checkpoint; the newest complete one when left out.")
+    ] = None,
     adapter: Annotated[bool, Parameter(negative="", help="Of a LoRA run: the adapter alone, for peft.")] = False,
 ) -> int:
     """Write the policy of a checkpoint as a Hugging Face folder (safetensors, config.json, tokenizer)."""
@@ -181,7 +215,14 @@ def _require_folder(run: Path) -> None:
     """A report reads no config: that of an older version may have keys that are gone."""
     if not is_run_folder(run):
         raise Refused(f"{run} is no run folder: it has no config.yaml")
-    if not (run / "spans.jsonl").is_file():
+    _require_spans(run)
+
+
+def _require_spans(run: Path) -> None:
+    """All that a what-if needs."""
+    if not os.path.isfile(run / "spans.jsonl"):
+        if not is_run_folder(run):
+            raise Refused(f"{run} is no run folder: it has neither config.yaml nor spans.jsonl")
         raise Refused(f"{run} has no spans.jsonl: the run has not begun its first iteration, or measured nothing")
 
 

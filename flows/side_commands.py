@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from configs.load import load_config
 from configs.problems import ConfigError
-from flows.cli import DONE, FAILED, AsJson, ConfigPath, Overrides, Refused, app
+from flows.cli import DONE, FAILED, AsJson, ConfigPath, Overrides, Refused, WholeNumber, app
 from flows.refusals import tell_ignored, without_traceback
 from resources.run_directory import is_run_folder
 
@@ -45,10 +45,14 @@ def evaluate(
     ],
     *,
     model: Annotated[str | None, Parameter(help="A Hugging Face folder or hub name, in place of the config's.")] = None,
-    iteration: Annotated[int | None, Parameter(help="Which checkpoint of the run; the newest when left out.")] = None,
+    iteration: Annotated[
+        WholeNumber | None, Parameter(help="Which checkpoint of the run; the newest when left out.")
+    ] = None,
     best: Annotated[str | None, Parameter(help="The checkpoint with the highest value of this metric.")] = None,
-    samples: Annotated[int | None, Parameter(help="Samples a prompt; validation.samples_per_prompt else.")] = None,
-    prompts: Annotated[int | None, Parameter(help="Held-out prompts; validation.num_prompts else.")] = None,
+    samples: Annotated[
+        WholeNumber | None, Parameter(help="Samples a prompt; validation.samples_per_prompt else.")
+    ] = None,
+    prompts: Annotated[WholeNumber | None, Parameter(help="Held-out prompts; validation.num_prompts else.")] = None,
     set_: Overrides = (),
     json_: AsJson = False,
 ) -> int:

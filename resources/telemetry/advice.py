@@ -68,6 +68,12 @@ _ROLLOUT_COMPUTE = (
 )
 _TRAINING_COMPUTE = "; or raise {role}.micro_batch_size{fewer_epochs}"
 
+_AHEAD_APART = "roles.rollout on a pool of its own (colocate: shared) with async_depth: 1"
+_AHEAD_SPLIT = (
+    "roles.rollout (a role of its own in place of a hybrid one) on a pool of its own (colocate: shared) with "
+    "rollout.weight_sync: auto and async_depth: 1"
+)
+
 _EVIDENCE: dict[Cause, str] = {
     Cause.SLOW_GRADER: "{exposed_seconds:.2f} s of grading stand behind the rollout",
     Cause.RARE_SLOW_GRADER: (
@@ -128,7 +134,7 @@ def _options(role: str, evidence: Evidence, refused: Collection[str]) -> dict[st
     """Parts of a recommendation, empty where the config would refuse them."""
     ahead = "async_depth: 1"
     if "ahead" in refused:
-        ahead = "" if "ahead_apart" in refused else "roles.rollout on a pool of its own with async_depth: 1"
+        ahead = "" if "ahead_apart" in refused else _AHEAD_SPLIT if "ahead_moved" in refused else _AHEAD_APART
     is_http = evidence.get("kind") == "http"
     section = role if role == "critic" else "actor"
     options = {

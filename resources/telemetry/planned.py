@@ -4,10 +4,10 @@ from pathlib import Path
 
 from configs.layout import advantage_pool, duties, placed, styles
 from configs.run import RunConfig
-from resources.telemetry.profile import RunProfile, measure_profile
-from resources.telemetry.reader import SpanReader
+from resources.telemetry.profile import RunProfile
+from resources.telemetry.report import profile_of_run
 from resources.telemetry.topology import Topology
-from resources.telemetry.whatif import Prediction, predict
+from resources.telemetry.whatif import Prediction, predict, predict_unchanged
 
 
 def planned_topology(config: RunConfig, profile: RunProfile) -> Topology:
@@ -28,12 +28,12 @@ def planned_topology(config: RunConfig, profile: RunProfile) -> Topology:
     )
 
 
-def predict_plan(config: RunConfig, run_dir: Path) -> tuple[Prediction, float]:
-    """(what the config's layout would take, the measured step of the run).
+def predict_plan(config: RunConfig, run_dir: Path) -> tuple[Prediction, float, float]:
+    """(the config's layout, the step predicted for the layout that the run had, the step that it measured).
 
     Raises FileNotFoundError where the folder has no spans; ValueError where no iteration is complete or a role of the
     run stands in no pool of the config.
     """
-    reader = SpanReader(path=run_dir)
-    profile = measure_profile(list(reader.iterations()), reader.run)
-    return predict(profile, planned_topology(config, profile)), profile.measured_step_seconds
+    profile = profile_of_run(run_dir)
+    planned = predict(profile, planned_topology(config, profile))
+    return planned, predict_unchanged(profile), profile.measured_step_seconds

@@ -15,7 +15,7 @@ from typing import Any
 from resources.telemetry.attribution import IterationTimes, attribute
 from resources.telemetry.causes import DEFAULT_THRESHOLDS, Candidate, Thresholds
 from resources.telemetry.detectors import find_candidates
-from resources.telemetry.profile import measure_profile
+from resources.telemetry.profile import RunProfile, measure_profile
 from resources.telemetry.reader import IterationRecord, SpanReader
 from resources.telemetry.search import SearchResult, search_topology
 from resources.telemetry.spans import RunRecord, TaskSpan
@@ -336,19 +336,20 @@ def read_samples(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, []
 
 
+def profile_of_run(run_dir: Path) -> RunProfile:
+    """What a run's spans measured. Raises ValueError if no iteration is complete."""
+    reader = SpanReader(path=run_dir)
+    return measure_profile(list(reader.iterations()), reader.run)
+
+
 def whatif_from_run(run_dir: Path, topology: Topology) -> Prediction:
     """Predicts another layout from a run's spans. Raises ValueError if no iteration is complete."""
-    reader = SpanReader(path=run_dir)
-    records = list(reader.iterations())
-    return predict(measure_profile(records, reader.run), topology)
+    return predict(profile_of_run(run_dir), topology)
 
 
 def search_layout(
     run_dir: Path, accelerators: int, *, max_async_depth: int = 0, limit_seconds: float = 8.0
 ) -> SearchResult:
     """The best layout for a number of accelerators, from a run's spans."""
-    reader = SpanReader(path=run_dir)
-    records = list(reader.iterations())
-    return search_topology(
-        measure_profile(records, reader.run), accelerators, max_async_depth=max_async_depth, limit_seconds=limit_seconds
-    )
+    profile = profile_of_run(run_dir)
+    return search_topology(profile, accelerators, max_async_depth=max_async_depth, limit_seconds=limit_seconds)

@@ -1,5 +1,7 @@
 """The report as text: verdict, roles, what else would help, graders, what is missing."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -127,16 +129,26 @@ def _print_facts(console: Console, report: Report) -> None:
     console.print(table)
 
 
-def render_prediction(prediction: Prediction, measured_seconds: float | None = None, width: int = 110) -> str:
-    """One what-if as text."""
+def render_prediction(
+    prediction: Prediction,
+    unchanged_seconds: float | None = None,
+    measured_seconds: float | None = None,
+    notes: Sequence[str] = (),
+    width: int = 110,
+) -> str:
+    """One what-if as text, against the prediction of the layout as it was: the model errs in both alike."""
     console = Console(width=width, no_color=True, highlight=False, force_terminal=False)
     with console.capture() as capture:
         console.print(prediction.topology.describe(), markup=False)
         against = ""
-        if measured_seconds:
-            change = 100 * (prediction.step_seconds / measured_seconds - 1)
-            against = f" ({change:+.0f} % against the measured {measured_seconds:.3f} s)"
-        console.print(f"step {prediction.step_seconds:.3f} s{against}, {prediction.rows_per_second:.1f} responses/s")
+        if unchanged_seconds:
+            change = round(100 * (prediction.step_seconds / unchanged_seconds - 1))
+            against = f" ({change:+d} % against {unchanged_seconds:.3f} s predicted for the layout as it was"
+            against += f"; measured {measured_seconds:.3f} s)" if measured_seconds else ")"
+        console.print(
+            f"step {prediction.step_seconds:.3f} s{against}, {prediction.rows_per_second:.1f} responses/s",
+            soft_wrap=True,
+        )
         console.print(
             f"bottleneck {prediction.bottleneck}: {100 * prediction.bottleneck_share:.0f} % of the critical path"
         )
@@ -146,6 +158,8 @@ def render_prediction(prediction: Prediction, measured_seconds: float | None = N
         console.print(table)
         for note in prediction.assumptions:
             console.print(f"assumed: {note}", markup=False)
+        for note in notes:
+            console.print(f"note: {note}", markup=False, soft_wrap=True)
     return capture.get()
 
 

@@ -75,7 +75,8 @@ class Topology:
             raise ValueError(
                 f"async_depth is {self.async_depth}, and actor and rollout are one process in pool "
                 f"{self.roles['actor']!r}, where no rollout can run beside an update; give rollout a pool of its own "
-                "(roles.rollout.pool and pools.NAME.bundles), or set async_depth to 0"
+                "(pools.NAME.bundles and roles.rollout.pool=NAME) with roles.rollout.colocate=shared, or set "
+                "async_depth to 0"
             )
 
     @property
@@ -150,8 +151,8 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
 
     Keys: `pools.NAME` or `pools.NAME.bundles` (ranks; a new name makes a pool), `roles.ROLE.pool`,
     `roles.ROLE.colocate`, `roles.rollout.tensor_parallel`, `rollout.group_size`, `rollout.max_running_sequences`,
-    `data.prompts_per_iteration`, `async_depth`, `cores`. Pools that end up without a role are dropped.
-    Raises ValueError naming the key and what is allowed.
+    `data.prompts_per_iteration`, `async_depth`, `cores`. Pools that all roles have left are dropped.
+    Raises ValueError naming the key and what is allowed, also for the size of a pool that no role stands in or leaves.
 
     >>> base = Topology(pools={"main": 2}, roles={"actor": "main", "rollout": "main"})
     >>> override_topology(base, {"pools.engines": "4", "roles.rollout.pool": "engines"}).describe()
@@ -159,6 +160,7 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
     """
     pools, roles, colocate = dict(base.pools), dict(base.roles), dict(base.colocate)
     plain: dict[str, int] = {}
+    sized: dict[str, str] = {}
     accelerated = set(base.accelerator_pools)
     for key, value in changes.items():
         match key.split("."):
@@ -166,6 +168,7 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
                 if name not in pools and accelerated:
                     accelerated.add(name)
                 pools[name] = _whole(key, value, MOST_BUNDLES)
+                sized[name] = key
             case ["roles", role, "pool"] if role in roles:
                 roles[role] = value
             case ["roles", role, "colocate"] if role in roles:
@@ -189,6 +192,12 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
                     " rollout.max_running_sequences, data.prompts_per_iteration, async_depth, cores"
                 )
     used = set(roles.values())
+    for name, key in sized.items():
+        if name not in used | set(base.roles.values()):
+            raise ValueError(
+                f"{key} is {pools[name]}; no role stands in pool {name!r}, so its size changes nothing; move a role "
+                f"there with roles.ROLE.pool={name}, or name one of {sorted(used)}"
+            )
     kept = {name: ranks for name, ranks in pools.items() if name in used}
     return replace(
         base, pools=kept, roles=roles, colocate=colocate, accelerator_pools=frozenset(accelerated & used), **plain

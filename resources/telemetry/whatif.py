@@ -12,7 +12,7 @@ from resources.telemetry.profile import RunProfile, TaskProfile
 from resources.telemetry.sampling import rollout_seconds_of
 from resources.telemetry.simulation import Job, Outcome, busy_seconds, simulate
 from resources.telemetry.spans import CONTROLLER
-from resources.telemetry.topology import CPU_ROLES, Topology, ranks_of_task
+from resources.telemetry.topology import CPU_ROLES, Topology, measured_topology, ranks_of_task
 
 _DRAWS = 6
 """Iterations of response lengths drawn for one prediction."""
@@ -71,6 +71,11 @@ def predict(profile: RunProfile, topology: Topology, *, num_draws: int = _DRAWS)
         rows_per_second=topology.prompts_per_iteration * topology.group_size / max(1e-12, step),
         assumptions=profile.assumptions,
     )
+
+
+def predict_unchanged(profile: RunProfile) -> float:
+    """Seconds a step predicted for the layout that was measured: what another layout's prediction is compared with."""
+    return predict(profile, measured_topology(profile)).step_seconds
 
 
 def _jobs(

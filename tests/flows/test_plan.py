@@ -253,6 +253,7 @@ def test_with_a_past_run_the_plan_says_what_a_step_would_take(tmp_path: Path, ca
     sheet = json.loads(out)
     assert code == 0
     assert sheet["measured_step_seconds"] == pytest.approx(5.71)
+    assert sheet["unchanged_step_seconds"] == pytest.approx(2.71)  # no engine told of its decoding
     assert sheet["prediction"]["step_seconds"] > sheet["measured_step_seconds"]
     code, out, _ = run(capsys, "plan", "quickstart", "--run", str(run_dir))
     assert "main[1]: actor (fused), rollout (fused), reference (fused), critic (fused), reward, advantage" in out

@@ -6,6 +6,7 @@ import pytest
 
 from configs.changes import CHANGES, refused_changes
 from configs.load import load_config
+from configs.problems import ConfigError
 from resources.telemetry.advice import change_for
 from resources.telemetry.causes import Cause
 from resources.telemetry.report import build_report
@@ -18,10 +19,40 @@ SPLIT = refused_changes(load_config("gsm8k-qwen2.5-1.5b-8gpu-split-pools"))
 
 @pytest.mark.parametrize("cause", [Cause.LONG_TAIL, Cause.BALANCED, Cause.SLOW_JUDGE, Cause.RARE_SLOW_GRADER])
 def test_a_fused_rollout_is_told_to_run_ahead_only_on_a_pool_of_its_own(cause: Cause):
-    assert "on a pool of its own with async_depth: 1" in change_for("rollout", cause, {}, FUSED)
+    assert "on a pool of its own (colocate: shared) with async_depth: 1" in change_for("rollout", cause, {}, FUSED)
     split = change_for("rollout", cause, {}, SPLIT)
     assert "async_depth: 1" in split
     assert "a pool of its own" not in split
+
+
+MOVED = ("pools.engines.bundles=1", "roles.rollout.pool=engines", "roles.rollout.colocate=shared", "async_depth=1")
+HYBRID = ("roles={actor_rollout: {pool: main}, critic: {pool: main}, reference: {pool: main}, reward: {pool: main}}",)
+DUTIES = "roles={actor: {pool: main}, critic: {pool: main}, reference: {pool: main}, reward: {pool: main}}"
+
+
+def test_the_advice_to_run_ahead_is_taken_by_the_config_when_it_is_followed_to_the_letter():
+    assert "(colocate: shared) with async_depth: 1" in change_for("rollout", Cause.LONG_TAIL, {}, FUSED)
+    assert load_config("quickstart", MOVED).async_depth == 1
+    with pytest.raises(ConfigError, match="no other fused role stands in pool 'engines'"):
+        load_config("quickstart", [change for change in MOVED if "colocate" not in change])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (HYBRID, (DUTIES,)),
+        (("rollout.weight_sync=in_process",), ()),
+        ((*HYBRID, "rollout.weight_sync=in_process"), (DUTIES,)),
+    ],
+)
+def test_what_has_to_change_beside_the_move_of_the_rollout_is_said(before: tuple[str, ...], after: tuple[str, ...]):
+    refused = refused_changes(load_config("quickstart", before))
+    said = change_for("rollout", Cause.LONG_TAIL, {}, refused)
+    assert "a role of its own in place of a hybrid one" in said
+    assert "rollout.weight_sync: auto and async_depth: 1" in said
+    with pytest.raises(ConfigError):
+        load_config("quickstart", (*before, *MOVED))
+    assert load_config("quickstart", (*before, *after, *MOVED, "rollout.weight_sync=auto")).async_depth == 1
 
 
 def test_a_curriculum_that_rules_out_running_ahead_is_told_nothing_of_it():
@@ -61,7 +92,7 @@ def test_the_report_of_a_fused_run_does_not_recommend_async_depth_alone(
     record = run_record(roles={"actor": "main", "rollout": "main"}, colocate=fused, refused=refused)
     write_run(tmp_path, [iteration(number, 10.0 * number) for number in range(4)], record)
     text = render_text(build_report(tmp_path), width=300)
-    assert "or roles.rollout on a pool of its own with async_depth: 1" in text
+    assert "or roles.rollout on a pool of its own (colocate: shared) with async_depth: 1" in text
 
 
 def test_the_report_says_which_seconds_are_medians_and_which_are_means(tmp_path: Path):

@@ -12,8 +12,9 @@ from resources.telemetry.search import fits_memory, search_topology
 from resources.telemetry.simulation import Job, simulate
 from resources.telemetry.spans import PoolRecord, RankSpan
 from resources.telemetry.study import WORKLOADS, table
+from resources.telemetry.text_report import render_prediction
 from resources.telemetry.topology import Topology, measured_topology, override_topology, with_ranks
-from resources.telemetry.whatif import predict
+from resources.telemetry.whatif import predict, predict_unchanged
 from tests.resources.telemetry.scenarios import ROLES, SECONDS, UPSTREAM, grader_facts, iteration, run_record, write_run
 
 POOLS = dict.fromkeys(sorted(set(ROLES.values())), 1)
@@ -251,6 +252,17 @@ def test_the_search_lets_no_rollout_run_ahead_in_the_actors_process():
 def test_a_rollout_ahead_in_the_actors_process_is_refused_with_the_way_out():
     with pytest.raises(ValueError, match=r"async_depth is 1, and actor and rollout are one process.*pool of its own"):
         override_topology(fused(measured_topology(profile())), {"async_depth": "1"})
+
+
+def test_a_prediction_is_compared_with_the_one_for_the_layout_as_it_was():
+    made = profile(measured_step_seconds=8.0)
+    unchanged = predict_unchanged(made)
+    assert unchanged == pytest.approx(SPLIT)
+    same = render_prediction(predict(made, measured_topology(made)), unchanged, made.measured_step_seconds)
+    assert f"step 5.650 s (+0 % against {SPLIT:.3f} s predicted for the layout as it was; measured 8.000 s)" in same
+    faster = predict(made, with_ranks(measured_topology(made), actor=2))
+    assert "step 5.450 s (-4 % against 5.650 s" in render_prediction(faster, unchanged, 8.0)
+    assert "\nnote: a rule [of a list]\n" in render_prediction(faster, unchanged, 8.0, ["a rule [of a list]"])
 
 
 def test_the_search_keeps_what_does_not_fit_apart():
