@@ -101,8 +101,9 @@ class Ours:
         scored = [self.actor.compute_log_probs(rows)[1]] if self.config.recomputes_log_probs else []
         _, reference = self.reference.score(rows)
         batch = join_columns([rows, *scored, reference, advantages_for(rows)])
-        row_ids, lengths, trained = update_facts(batch)
-        plan = make_update_plans(row_ids, lengths, trained, micro_batch_size=self.config.actor.micro_batch_size)[0]
+        row_ids, lengths, trained, siblings = update_facts(batch)
+        size = self.config.actor.micro_batch_size
+        plan = make_update_plans(row_ids, lengths, trained, micro_batch_size=size, siblings=siblings)[0]
         self.actor.update(batch, plan, self.loss)
         self.version += 1
         dtype = self.config.rollout.dtype or self.config.model.dtype

@@ -123,6 +123,15 @@ def to_padded(ragged: Tensor, length: int | None = None, fill: float | int | boo
     return padded
 
 
+def first_true(mask: Tensor) -> Tensor:
+    """[B]: where each row of `mask` [B, T] is true for the first time; 0 where it never is.
+
+    >>> first_true(torch.tensor([[False, False, True], [False, False, False]])).tolist()
+    [2, 0]
+    """
+    return mask.int().argmax(dim=1) if mask.shape[1] else mask.new_zeros(mask.shape[0], dtype=torch.int64)
+
+
 def columns_of(shard: TensorDictBase) -> dict[str, Tensor]:
     """The columns by name. A shard never nests, which TensorDict's own types cannot say."""
     return cast("dict[str, Tensor]", dict(shard.items()))

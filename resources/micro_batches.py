@@ -4,7 +4,63 @@ Rows of similar length go together, so that padding to the longest of a micro-ba
 reordered: what comes out are positions, and the rows keep their ids.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Siblings:
+    """Which rows answer the same prompt, and how long it is, row by row: what a pass that reads prompts once saves."""
+
+    groups: Sequence[int]
+    prompts: Sequence[int]
+    """Tokens."""
+
+    def of(self, positions: Sequence[int]) -> "Siblings":
+        """The same of some rows."""
+        return Siblings(
+            groups=[self.groups[position] for position in positions],
+            prompts=[self.prompts[position] for position in positions],
+        )
+
+    def tokens_read(self, lengths: Sequence[int], batch: Sequence[int]) -> int:
+        """Padded tokens of a pass whose siblings are one sequence each.
+
+        >>> Siblings(groups=[7, 7, 8], prompts=[4, 4, 3]).tokens_read([6, 9, 5], [0, 1, 2])
+        22
+        """
+        sums: Counter[int] = Counter()
+        for position in batch:
+            prompt = self.prompts[position]
+            sums[self.groups[position]] += lengths[position] - (prompt if self.groups[position] in sums else 0)
+        return len(sums) * max(sums.values(), default=0)
+
+
+def split_rows(
+    lengths: Sequence[int], size: int, budget: int | None, siblings: Siblings | None = None
+) -> list[list[int]]:
+    """Positions in micro-batches of `size` rows, or of `budget` padded tokens where one is given.
+
+    With `siblings`, those of a group follow each other where passes that read a prompt once have fewer tokens then.
+
+    >>> split_rows([9, 9, 5, 5], 2, None, Siblings(groups=[0, 1, 0, 1], prompts=[4, 4, 4, 4]))
+    [[0, 2], [1, 3]]
+    """
+
+    def split(order: Sequence[int]) -> list[list[int]]:
+        return _by_count(order, size) if budget is None else _by_tokens(order, lengths, budget)
+
+    by_length = split(longest_first(lengths))
+    if siblings is None:
+        return by_length
+    together = split(_groups_first(lengths, siblings.groups))
+    ways = (by_length, together)
+    return min(ways, key=lambda way: sum(_tokens(lengths, batch, siblings) for batch in way))
+
+
+def _tokens(lengths: Sequence[int], batch: Sequence[int], siblings: Siblings) -> int:
+    return min(len(batch) * max(lengths[position] for position in batch), siblings.tokens_read(lengths, batch))
 
 
 def split_by_count(lengths: Sequence[int], size: int) -> list[list[int]]:
@@ -15,8 +71,11 @@ def split_by_count(lengths: Sequence[int], size: int) -> list[list[int]]:
     """
     if size < 1:
         raise ValueError(f"micro_batch_size is {size}; a micro-batch holds at least 1 row")
-    order = longest_first(lengths)
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    return _by_count(longest_first(lengths), size)
+
+
+def _by_count(order: Sequence[int], size: int) -> list[list[int]]:
+    return [list(order[start : start + size]) for start in range(0, len(order), size)]
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -29,13 +88,28 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """
     if budget < 1:
         raise ValueError(f"micro_batch_tokens is {budget}; a micro-batch holds at least 1 token")
+    return _by_tokens(longest_first(lengths), lengths, budget)
+
+
+def _by_tokens(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
-    for position in longest_first(lengths):
-        if batches and (len(batches[-1]) + 1) * max(1, lengths[batches[-1][0]]) <= budget:
+    longest = 0
+    for position in order:
+        longest = max(1, longest, lengths[position])
+        if batches and (len(batches[-1]) + 1) * longest <= budget:
             batches[-1].append(position)
         else:
             batches.append([position])
+            longest = lengths[position]
     return batches
+
+
+def _groups_first(lengths: Sequence[int], groups: Sequence[int]) -> list[int]:
+    """Positions group after group, the one with the longest row first; in a group by falling length."""
+    longest: dict[int, int] = {}
+    for group, length in zip(groups, lengths, strict=True):
+        longest[group] = max(length, longest.get(group, 0))
+    return sorted(range(len(lengths)), key=lambda row: (-longest[groups[row]], groups[row], -lengths[row]))
 
 
 def longest_first(lengths: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resources.micro_batches import balance_over_ranks, split_by_count, split_by_tokens
+from resources.micro_batches import Siblings, balance_over_ranks, split_rows
 from resources.seeding import stream_seed
 
 RATIO_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
@@ -72,6 +72,7 @@ def make_update_plans(
     num_ppo_epochs: int = 1,
     micro_batch_size: int = 8,
     micro_batch_tokens: int | None = None,
+    siblings: Siblings | None = None,
     seed: int = 0,
     iteration: int = 0,
     shuffle: bool = True,
@@ -88,6 +89,7 @@ def make_update_plans(
         num_mini_batches: optimizer steps an epoch; sizes differ by at most one row, and there are never empty ones.
         num_ppo_epochs: passes over the rows.
         micro_batch_size: rows of a forward pass, unless `micro_batch_tokens` gives a budget of padded tokens.
+        siblings: of rows whose passes read a prompt once; those of a micro-batch are chosen for it.
         seed, iteration: the order of an epoch is a function of (seed, iteration, epoch) alone.
         shuffle: False keeps the order given (supervised data with an order of its own).
         target_kl, first_ratio_tolerance: see UpdatePlan.
@@ -103,7 +105,7 @@ def make_update_plans(
         if shuffle:
             random.Random(stream_seed(seed, f"update-{iteration}", epoch)).shuffle(order)
         for part in _even_parts(order, num_mini_batches):
-            micro = _micro_batches(part, lengths, dp_size, micro_batch_size, micro_batch_tokens)
+            micro = _micro_batches(part, lengths, dp_size, micro_batch_size, micro_batch_tokens, siblings)
             for rank in range(dp_size):
                 steps[rank].append(
                     MiniBatch(
@@ -132,7 +134,7 @@ def _even_parts(order: list[int], parts: int) -> list[list[int]]:
 
 
 def _micro_batches(
-    part: list[int], lengths: Sequence[int], dp_size: int, size: int, budget: int | None
+    part: list[int], lengths: Sequence[int], dp_size: int, size: int, budget: int | None, siblings: Siblings | None
 ) -> list[list[list[int]]]:
     """Positions per rank and micro-batch; every rank has as many micro-batches as the busiest."""
     chosen = sorted(part)
@@ -141,7 +143,7 @@ def _micro_batches(
     for share in shares:
         own = [chosen[index] for index in share]
         own_lengths = [lengths[position] for position in own]
-        split = split_by_count(own_lengths, size) if budget is None else split_by_tokens(own_lengths, budget)
+        split = split_rows(own_lengths, size, budget, siblings.of(own) if siblings is not None else None)
         per_rank.append([[own[index] for index in batch] for batch in split])
     busiest = max(len(batches) for batches in per_rank)
     return [batches + [[] for _ in range(busiest - len(batches))] for batches in per_rank]

@@ -10,6 +10,7 @@ from torch import Tensor
 from resources.batch import (
     BRANCH_STRIDE,
     COLUMNS,
+    first_true,
     make_shard,
     rollout_ids_of,
     row_lengths,
@@ -17,6 +18,7 @@ from resources.batch import (
     to_ragged,
 )
 from resources.engines.base import FinishReason
+from resources.micro_batches import Siblings
 from tasks.algorithms.advantage_step import score_mean
 from tasks.algorithms.diagnostics import COUNT, mean_metric
 from tasks.algorithms.masking import zero_masked
@@ -140,10 +142,11 @@ def _fresh(
     return {**columns, **kept}, metrics
 
 
-def update_facts(rows: TensorDictBase) -> tuple[list[int], list[int], list[int]]:
-    """(row ids, lengths in tokens, trained tokens), ascending by row id: what an update plan is made from."""
+def update_facts(rows: TensorDictBase) -> tuple[list[int], list[int], list[int], Siblings]:
+    """(row ids, lengths in tokens, trained tokens, siblings), ascending by row id: what an update plan is made from."""
     order = torch.argsort(rows["row_ids"])
     mask = rows.get("train_mask")
     lengths = row_lengths(mask)
-    trained = to_padded(mask).sum(dim=1)
-    return rows["row_ids"][order].tolist(), lengths[order].tolist(), trained[order].tolist()
+    padded = to_padded(mask)[order]
+    siblings = Siblings(groups=rows["group_ids"][order].tolist(), prompts=first_true(padded).tolist())
+    return rows["row_ids"][order].tolist(), lengths[order].tolist(), padded.sum(dim=1).tolist(), siblings

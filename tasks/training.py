@@ -28,7 +28,7 @@ def train(
     `plan` overrides settings of `make_update_plans`, `options` go to the worker's `update`.
     """
     config, group = host().config, host().group(duty)
-    row_ids, lengths, trained = update_facts(rows.load(("train_mask",)))
+    row_ids, lengths, trained, siblings = update_facts(rows.load(("train_mask", "group_ids")))
     mesh, world_size = group.topology.mesh, group.world_size
     planned = {
         "num_mini_batches": config.algorithm.num_mini_batches,
@@ -42,6 +42,7 @@ def train(
         dp_size=mesh.dp_size(world_size),
         micro_batch_size=settings.micro_batch_size,
         micro_batch_tokens=settings.micro_batch_tokens,
+        siblings=siblings if duty == "actor" and config.model.share_prompts else None,
         seed=config.seed,
         iteration=at.iteration,
         **planned,

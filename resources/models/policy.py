@@ -20,6 +20,7 @@ from resources.models.log_probs import (
     shift_to_targets,
 )
 from resources.models.sequence_parallel import SequenceRanks
+from resources.models.shared_prompts import can_share, share_prompts
 
 _PROBE_TOLERANCE = 1e-3
 """Difference of logits, relative to their size, that rounding explains; a transform we missed is far larger."""
@@ -32,14 +33,15 @@ class PolicyModel(nn.Module):
     soft-capped, as its config says): such a head would be scored wrongly.
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_tokens: int = 1024) -> None:
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int = 1024, shares_prompts: bool = False) -> None:
         super().__init__()
         self.lm = model
         self.sequence: SequenceRanks | None = None
-        """The ranks each sequence is spread over; set by `lay_out`."""
+        """The ranks each sequence is spread over, which shares no prompts; set by `lay_out`."""
         self.chunk_tokens = chunk_tokens
         self.head_shape = _head_shape(model)
         _probe(model, self.head_shape)
+        self.shares_prompts = shares_prompts and can_share(model, self.trunk)
 
     @property
     def trunk(self) -> nn.Module:
@@ -87,9 +89,8 @@ class PolicyModel(nn.Module):
         if self.sequence is not None:
             position_ids = self.sequence.positions(input_ids)
             input_ids, next_ids, next_mask = (self.sequence.own(x) for x in (input_ids, next_ids, next_mask))
-        hidden = self.trunk(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         head = head_of(self.lm)
-        states, targets = hidden[next_mask], next_ids[next_mask]  # [N, H], [N]
+        states, targets = self._states(input_ids, next_mask, position_ids), next_ids[next_mask]  # [N, H], [N]
         if candidates is not None:
             targets = torch.cat([targets[:, None], _following(candidates)[next_mask]], dim=1)  # [N, 1 + K]
         log_probs, entropy = chunked_log_probs(
@@ -112,6 +113,15 @@ class PolicyModel(nn.Module):
             return self._at_targets(log_probs, next_mask), entropies
         placed = self._at_targets(log_probs, next_mask)  # [B, T, 1 + K]
         return placed[..., 0], entropies, placed[..., 1:]
+
+    def _states(self, input_ids: Tensor, next_mask: Tensor, position_ids: Tensor | None) -> Tensor:
+        """Last hidden states [N, H] where `next_mask` holds."""
+        if self.shares_prompts and position_ids is None:
+            shared = share_prompts(input_ids, next_mask, int(self.lm.config.get_text_config().hidden_size))
+            if shared is not None:
+                return shared.states(self.trunk)
+        hidden = self.trunk(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        return hidden[next_mask]
 
     def _at_targets(self, values: Tensor, next_mask: Tensor) -> Tensor:
         """Values [N, ...] of wanted states -> [B, T, ...] at the tokens they speak of."""

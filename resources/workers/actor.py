@@ -45,7 +45,7 @@ class ActorWorker(SendsWeights, TrainedWorker):
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if self.model_config.lora is not None:
             add_adapters(lm, self.model_config.lora, self.seed)
-        return PolicyModel(lm, self.settings.log_prob_chunk_tokens)
+        return PolicyModel(lm, self.settings.log_prob_chunk_tokens, self.model_config.share_prompts)
 
     @dispatch(Dispatch.MESH, bulk=True, split=("rows",))
     def compute_log_probs(

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
-from resources.batch import row_lengths, select_rows
-from resources.micro_batches import fill_fraction, split_by_count, split_by_tokens
+from resources.batch import first_true, row_lengths, select_rows, to_padded
+from resources.micro_batches import Siblings, fill_fraction, split_rows
 from resources.models.layout import lay_out
 from resources.models.sharding import CommunicationClock, ParallelLayout, join_ranks, release_gathered
 from resources.ranks import Mesh, device_index
@@ -173,7 +173,7 @@ class ModelWorker:
         lengths = row_lengths(rows.get("input_ids")).tolist()
         size = self.settings.log_prob_micro_batch_size or self.settings.micro_batch_size
         budget = self.settings.micro_batch_tokens
-        batches = split_by_count(lengths, size) if budget is None else split_by_tokens(lengths, budget)
+        batches = split_rows(lengths, size, budget, self._siblings(rows))
         watch.facts |= {
             "rows": len(lengths),
             "tokens": sum(lengths),
@@ -187,6 +187,13 @@ class ModelWorker:
                 dist.all_reduce(busiest, op=dist.ReduceOp.MAX)
             batches += [[] for _ in range(int(busiest) - len(batches))]
         return batches
+
+    def _siblings(self, rows: TensorDictBase) -> Siblings | None:
+        """Of a module whose passes read a prompt once, on rows that say which prompt it is."""
+        if not getattr(self.module, "shares_prompts", False) or "group_ids" not in set(rows.keys()):
+            return None
+        prompts = first_true(to_padded(rows.get("response_mask")))
+        return Siblings(groups=rows["group_ids"].tolist(), prompts=prompts.tolist())
 
     def micro_batch(self, rows: TensorDictBase, row_ids: Sequence[int]) -> dict[str, Tensor]:
         """The rows padded to the longest of them, on the device; a stand-in with nothing to train for no rows."""

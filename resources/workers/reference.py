@@ -34,7 +34,7 @@ class ReferenceWorker(ReceivesWeights, KeepsState):
     def __init__(self, model: ModelConfig, settings: TrainedRoleConfig, seed: int, **options: Any) -> None:
         super().__init__(model.model_copy(update={"lora": None}), settings, seed, **options)
         lm = build_causal_lm(model, seed).requires_grad_(False)
-        self.module = PolicyModel(lm, settings.log_prob_chunk_tokens)
+        self.module = PolicyModel(lm, settings.log_prob_chunk_tokens, model.share_prompts)
         self.lay_out(self.module, is_trained=False)
         self.siblings: dict[str, Any] = {}
         self.engine: Any = _FrozenPolicy(self)

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 
 from resources.batch import BRANCH_STRIDE, make_shard, ragged_from_rows, select_rows, to_padded
 from resources.engines.base import FinishReason
+from resources.micro_batches import Siblings
 from tasks.algorithms.advantage_step import estimate_advantages
 from tasks.on_rows import advantages_of_rows, update_facts
 
@@ -83,7 +84,8 @@ def test_update_facts_count_tokens_and_trained_tokens_by_row_id():
     rows = make_shard(
         {
             "row_ids": torch.tensor([9, 3]),
+            "group_ids": torch.tensor([4, 1]),
             "train_mask": ragged_from_rows([torch.tensor([0, 1, 1]), torch.tensor([0, 0])], torch.bool),
         }
     )
-    assert update_facts(rows) == ([3, 9], [2, 3], [0, 2])
+    assert update_facts(rows) == ([3, 9], [2, 3], [0, 2], Siblings(groups=[1, 4], prompts=[0, 1]))

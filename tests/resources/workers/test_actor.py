@@ -84,7 +84,7 @@ def test_one_micro_batch_and_many_give_the_same_step(aggregation):
         metrics = worker.update(rows, plans(rows, micro_batch_size=size)[0], loss, TEMPERATURE)["metrics"]
         results.append((combine_metrics([metrics]), weights_of(worker)))
     for metrics, weights in results[1:]:
-        assert largest_gap(weights, results[0][1]) < 2e-6
+        assert largest_gap(weights, results[0][1]) < 1e-5  # a hundredth of a step of Adam, which scales rounding up
         assert metrics == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
 
 
