@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from resources.micro_batches import Siblings, balance_over_ranks, split_rows
 from resources.seeding import stream_seed
 
-RATIO_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
+RATIO_TOLERANCE = {"float32": 5e-5, "bfloat16": 0.02}
 """Largest |log_probs - old_log_probs| / (1 + |old_log_probs|) before the first optimizer step; for bfloat16 the mean
 of |log_probs - old_log_probs|.
 
-Relative, since rounding grows with the log-prob: SmolLM2-135M scored in micro-batches of 1 and of 6 rows differs by
-7.6e-6 on text and by 1.5e-5 on random tokens (log-probs down to -22), while a shift by one token, another temperature
-or other weights differ by whole units."""
+Relative, since rounding grows with the log-prob. SmolLM2-135M scored in micro-batches of 1 and of 6 rows differs by up
+to 7.6e-6, with prompts shared and apart by 4.9e-6 (log-probs down to -26), and a larger model by more; a shift by one
+token, another temperature or other weights differ by whole units."""
 
 
 @dataclass(frozen=True, kw_only=True)
