@@ -53,8 +53,11 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 """A share between 0 and 1."""
 
-Count = Annotated[int, Field(ge=1)]
-"""At least one."""
+Count = Annotated[int, Field(ge=1, le=10**9)]
+"""At least one; more than a billion is a slip of the hand."""
+
+RowCount = Annotated[int, Field(ge=1, le=10**6)]
+"""Prompts of an iteration, or responses to one."""
 
 Seconds = Annotated[float, Field(gt=0.0)]
 """A time limit; zero would mean 'fail at once' and is refused."""

@@ -5,8 +5,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
+from configs.environment import is_secret_name
 from configs.layout import HYBRID_ROLES, duties, num_workers, placed
 from configs.model import CHARACTER_TOKENS
 from configs.problems import MISSING, UNSAID, Problem
@@ -101,6 +102,13 @@ def secrets_are_named(config: "RunConfig") -> Iterator[Problem]:
     for path, address in addresses:
         if address is not None and "@" in address.rpartition("//")[2].partition("/")[0]:
             yield Problem(path, "(hidden)", "an address must not carry a password", "take the part before @ out")
+        elif address is not None and (named := [key for key, _ in parse_qsl(_query(address)) if is_secret_name(key)]):
+            rule = f"its query holds {named[0]}, and the config is stored with the run"
+            yield Problem(path, "(hidden)", rule, "leave it out; a judge takes its key from api_key_env")
+
+
+def _query(address: str) -> str:
+    return address.partition("?")[2].partition("#")[0]
 
 
 def addresses_are_whole(config: "RunConfig") -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Items, Seed
+from configs.base import Config, Count, Items, RowCount, Seed
 from configs.problems import as_written
 
 DEFAULT_SIZE = 10_000
@@ -33,7 +33,7 @@ class SourceConfig(Config):
     answer_column: str | None = "answer"
     weight: Annotated[float, Field(gt=0.0)] = 1.0
     """Share of the prompt batch, relative to the other sources."""
-    group_size: Count | None = None
+    group_size: RowCount | None = None
     """Responses per prompt of this source; rollout.group_size when left out."""
 
     @model_validator(mode="after")
@@ -70,7 +70,7 @@ class DataConfig(Config):
     sources: Items[SourceConfig] = Field(min_length=1)
     seed: Seed = 0
     """Order of rows is a function of (this seed, epoch) alone."""
-    prompts_per_iteration: Count = 64
+    prompts_per_iteration: RowCount = 64
     max_prompt_length: Count = 512
     """In tokens, after the chat template."""
     overlong_prompts: Literal["filter", "error", "truncate_left", "truncate_right"] = "filter"

@@ -122,6 +122,19 @@ def worker_counts_fit(config: "RunConfig") -> Iterator[Problem]:
             yield Problem(f"roles.{role}.tensor_parallel", where.tensor_parallel, rule, "pick one that divides them")
 
 
+def faults_meet_an_engine(config: "RunConfig") -> Iterator[Problem]:
+    """A planned fault of an engine or an iteration that there is none of would never happen."""
+    if config.rollout.scripted is None or "rollout" not in duties(config):
+        return
+    engines = num_workers(config, "rollout")
+    for index, fault in enumerate(config.rollout.scripted.responses.faults):
+        if fault.engine is not None and fault.engine >= engines:
+            path = f"rollout.scripted.responses.faults.{index}.engine"
+            yield Problem(
+                path, fault.engine, f"engines are counted from 0, and there are {engines}", "name one of them"
+            )
+
+
 def fused_roles_agree(config: "RunConfig") -> Iterator[Problem]:
     """Fused roles are one process, so they share its pool, its count and its settings."""
     fused: dict[str, list[RoleName]] = defaultdict(list)
@@ -247,6 +260,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     pools_have_roles,
     extra_roles_have_work,
     worker_counts_fit,
+    faults_meet_an_engine,
     fused_roles_agree,
     split_roles_are_alone,
     fractions_need_accelerators,

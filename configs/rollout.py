@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Seconds, Seed, Strings, TokenIds
+from configs.base import Config, Count, RowCount, Seconds, Seed, Strings, TokenIds
 from configs.pools import Bytes
 from configs.problems import as_written
 from configs.scripted import ScriptedConfig
@@ -84,7 +84,7 @@ class RolloutConfig(Config):
     """How responses are sampled."""
 
     engine: Literal["vllm", "huggingface", "scripted"] = "vllm"
-    group_size: Count = 1
+    group_size: RowCount = 1
     """Responses sampled for each prompt."""
     max_response_length: Count = 256
     sampling: SamplingConfig = SamplingConfig()

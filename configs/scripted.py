@@ -1,10 +1,15 @@
 """What the shipped scripted engine answers, how long it takes, and which faults it meets."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from configs.base import Config, Count, Fraction, Items
+
+_TEXT_KEY = re.compile(r"^(\*|\d+)(/\d+)?\Z")
+_READ_BY = {"accuracy": "answer", "texts": "fixed", "lengths": "random"}
+"""Key of a script -> the mode that reads it."""
 
 
 class FaultScript(Config):
@@ -51,6 +56,20 @@ class Script(Config):
             raise ValueError(f"min_length is {self.min_length} and max_length {self.max_length}; raise max_length")
         if self.mode == "fixed" and not self.texts:
             raise ValueError("mode is 'fixed' and texts is empty; give a text for each prompt's index, or one for '*'")
+        for key in self.texts:
+            if not _TEXT_KEY.match(key):
+                raise ValueError(f"texts has {key!r}; a key is a prompt's index or '*', with '/2' behind for turn two")
+        return self
+
+    @model_validator(mode="after")
+    def _is_read(self) -> "Script":
+        for key, mode in _READ_BY.items():
+            if (
+                key in self.model_fields_set
+                and getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
+                and self.mode != mode
+            ):
+                raise ValueError(f"{key} is set and mode is {self.mode!r}, which does not read it; use mode: {mode}")
         return self
 
 

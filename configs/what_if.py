@@ -42,6 +42,20 @@ def problems_of_changes(config: "RunConfig", changes: Mapping[str, str]) -> list
     ]
 
 
+def pinned_workers(config: "RunConfig", changes: Mapping[str, str]) -> list[str]:
+    """Notes on roles whose number of workers the config sets below the size that `changes` give their pool."""
+    asked = _read(changes)
+    notes: list[str] = []
+    for role, where in config.roles.items():
+        size = asked.sizes.get(asked.places.get(role, where.pool), 0)
+        if where.workers is not None and where.workers < size:
+            notes.append(
+                f"roles.{role}.workers is {where.workers} in the run's config; the prediction is for {size}, so leave "
+                "it out there, or set it so"
+            )
+    return notes
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     """The changes, by what they are about; duties are roles with hybrids unfolded."""
@@ -61,8 +75,8 @@ def _read(changes: Mapping[str, str]) -> _Asked:
     tensor_parallel = None
     for key, value in changes.items():
         match key.split("."):
-            case ["pools", name] | ["pools", name, "bundles"]:
-                sizes[name] = int(value)
+            case ["pools", name] | ["pools", name, ("bundles" | "nodes")]:
+                sizes[name] = sum(int(count) for count in value.strip("[] ").split(","))
             case ["roles", duty, "pool"]:
                 places[duty] = value
             case ["roles", duty, "colocate"]:

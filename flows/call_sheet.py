@@ -32,7 +32,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_bundles(plan))
     for remark in plan.remarks:
         console.print(f"note: {remark}", markup=False, highlight=False)
-    doubts = "; ".join(filter(None, (plan.doubtful_memory, plan.unchecked_memory)))
+    doubts = "; ".join(filter(None, (plan.doubtful_memory, plan.unchecked_memory, plan.absent_weights)))
     if plan.does_fit and doubts:
         console.print("[bold yellow]The placement fits:[/bold yellow]", end=" ")
         console.print(doubts, markup=False, highlight=False, soft_wrap=True)

@@ -121,7 +121,8 @@ def rollouts(
         raise Refused(f"--limit is {limit}; it is at least 1")
     files = sample_files(Path(run) / "samples")
     if not files:
-        raise Refused(f"{run} holds no samples; they are kept where telemetry.samples_per_iteration is above 0")
+        rule = "they are kept of iterations that ended, where telemetry.samples_per_iteration is above 0"
+        raise Refused(f"{run} holds no samples; {rule}")
     number = max(files) if iteration is None else iteration
     if number not in files:
         raise Refused(f"iteration {number} is not in {run}/samples, which has {min(files)} to {max(files)}")

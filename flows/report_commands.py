@@ -118,28 +118,28 @@ def _predicted(run: Path, changes: Mapping[str, str], *, as_json: bool) -> str:
     profile = profile_of_run(run)
     prediction = predict(profile, override_topology(measured_topology(profile), changes))
     unchanged, measured = predict_unchanged(profile), profile.measured_step_seconds
-    problems, why_unchecked = _asked_of_config(run, changes)
+    problems, pinned, why_unchecked = _asked_of_config(run, changes)
     if as_json:
         more = {"unchanged_seconds": unchanged, "measured_seconds": measured}
-        notes = {"config_problems": problems, "config_unchecked": why_unchecked}
+        notes = {"config_problems": problems, "config_pinned": pinned, "config_unchecked": why_unchecked}
         return json.dumps({**asdict(prediction), **more, **notes}, default=sorted)
-    notes = [f"the run's config would refuse this: {problem}" for problem in problems]
+    notes = [*(f"the run's config would refuse this: {problem}" for problem in problems), *pinned]
     if why_unchecked is not None:
         notes.append(f"this was not checked against the run's config: {why_unchecked}")
     return render_prediction(prediction, unchanged, measured, notes).rstrip("\n")
 
 
-def _asked_of_config(run: Path, changes: Mapping[str, str]) -> tuple[list[str], str | None]:
-    """What the run's config would refuse of the changes, or why that cannot be told: a config of another version."""
+def _asked_of_config(run: Path, changes: Mapping[str, str]) -> tuple[list[str], list[str], str | None]:
+    """What the run's config would refuse of the changes and what it sets otherwise, or why that cannot be told."""
     from configs.load import load_config
-    from configs.what_if import problems_of_changes
+    from configs.what_if import pinned_workers, problems_of_changes
 
     try:
         config = load_config(run / "config.yaml")
     except ConfigError as error:
         first, *others = error.problems
-        return [], str(first) + (f" (and {len(others)} more)" if others else "")
-    return [str(problem) for problem in problems_of_changes(config, changes)], None
+        return [], [], str(first) + (f" (and {len(others)} more)" if others else "")
+    return [str(problem) for problem in problems_of_changes(config, changes)], pinned_workers(config, changes), None
 
 
 @app.command

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, REFUSED, AsJson, ConfigPath, Overrides, app
+from flows.lasting_output import lasting_stderr
 from flows.refusals import faults_told_once, without_traceback
 from resources.run_summary import RECENT_ITERATIONS
 
@@ -72,6 +73,7 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
     # The flow's imports (torch among them) take seconds, and so does the server's start in a process of its own.
     threading.Thread(target=importlib.import_module, args=("flows.ppo",), daemon=True).start()
     with ExitStack() as stack:
+        stack.enter_context(lasting_stderr())  # before Prefect takes the stream for its log
         try:
             if resume_from is None:
                 check_start(config)

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from configs.load import load_config
 from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, AsJson, ConfigPath, Overrides, Refused, WholeNumber, app
+from flows.lasting_output import lasting_stderr
 from flows.refusals import tell_ignored, without_traceback
 from resources.run_directory import is_run_folder
 
@@ -130,6 +131,7 @@ def _run(config: "RunConfig", flow: Callable[[], dict[str, Any]], as_json: bool)
     from tasks.start_check import check_start
 
     with ExitStack() as stack:
+        stack.enter_context(lasting_stderr())
         try:
             check_start(config)
             url = stack.enter_context(prefect_api(config.prefect))

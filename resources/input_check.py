@@ -14,7 +14,8 @@ from configs.parallel_rules import shape_problems
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
 from resources.import_paths import add_import_paths
-from resources.model_shapes import read_shape
+from resources.memory import models_of
+from resources.model_shapes import read_shape, shape_contradictions
 from resources.prompt_tables import PromptError
 from resources.row_counts import count_rows, shortages
 from resources.weight_files import damaged_models
@@ -30,7 +31,7 @@ def check_inputs(config: RunConfig) -> None:
         return
     add_import_paths(config.code.import_paths)
     counts, problems = count_rows(config)
-    damaged = list(damaged_models(config))
+    damaged = [*shape_contradictions(models_of(config)), *damaged_models(config)]
     models = damaged or _model_problems(config)
     problems = [*_absent_folders(config), *models, *problems, *shortages(config, counts)]
     problems += _tool_problems(config)

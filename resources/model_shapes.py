@@ -2,14 +2,14 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from configs.model import ModelConfig, ModelShape
-from configs.problems import MISSING, ConfigError, Problem
+from configs.problems import MISSING, UNSAID, ConfigError, Problem
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer"),
@@ -22,6 +22,32 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "max_positions": ("max_position_embeddings", "n_positions"),
 }
 """Our name -> what Hugging Face's config.json calls it."""
+
+
+def shape_contradictions(models: Mapping[str, ModelConfig]) -> Iterator[Problem]:
+    """Sizes in the config that the model's own config.json tells otherwise; `models` by their paths in the config."""
+    for path, model in models.items():
+        file = Path(model.path or "").expanduser() / "config.json"
+        if model.shape is None or model.path is None or model.gguf_file is not None or not os.path.isfile(file):
+            continue
+        try:
+            told = read_shape(path, file, json.loads(file.read_text(encoding="utf-8")))
+        except (ConfigError, OSError, RecursionError, ValueError, TypeError, AttributeError):
+            continue  # whoever loads the model says what is wrong with the file
+        for name in sorted(model.shape.model_fields_set & told.model_fields_set):
+            given, own = getattr(model.shape, name), getattr(told, name)
+            if given is not None and given != own:
+                way_out = f"leave {path}.shape out"
+                yield Problem(f"{path}.shape.{name}", given, f"{file} says {own}", way_out)
+
+
+def position_problems(shapes: Mapping[str, ModelShape], longest: int) -> Iterator[Problem]:
+    """Models whose own config.json has fewer positions than the longest row of tokens."""
+    for path, shape in shapes.items():
+        if "max_positions" in shape.model_fields_set and shape.max_positions < longest:
+            rule = f"the model has {shape.max_positions} positions, and prompt + response take up to {longest}"
+            way_out = "lower data.max_prompt_length or rollout.max_response_length"
+            yield Problem(f"{path}.path", UNSAID, rule, way_out)
 
 
 def shape_of(path: str, model: ModelConfig) -> ModelShape:

@@ -126,6 +126,8 @@ def _amount(word: str, name: str, value: str) -> float:
         )
     if not 0 < amount < float("inf"):
         raise ValueError(f"--nodes holds {word}={value}; an amount is above 0; leave out what the nodes do not have")
+    if name in ("GPU", "NPU") and amount != int(amount):
+        raise ValueError(f"--nodes holds {word}={value}; a node has whole accelerators; pools share one among bundles")
     return amount
 
 

@@ -3,7 +3,7 @@
 Pure: no Ray, no torch. `callsheet plan` prints it and `train` reserves by it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from resources.memory import (
     models_of,
     process_bytes,
 )
-from resources.model_shapes import shape_of
+from resources.model_shapes import position_problems, shape_contradictions, shape_of
 from resources.node_resources import ACCELERATOR_MEMORY_LABEL, NodeResources, this_machine
 from resources.placement import NoFit, Placement, fit
 from resources.row_counts import planned_shortages
@@ -111,6 +111,11 @@ class Plan:
         return f"by estimate the memory of {', '.join(over)} does not suffice; see the notes" if over else None
 
     @property
+    def absent_weights(self) -> str | None:
+        """Which models have no weights yet, and how to say it; None where all have, as far as can be told here."""
+        return "; ".join(weightless_notes(self.config)) or None
+
+    @property
     def does_fit(self) -> bool:
         """Whether the run may start."""
         return not self.refusals
@@ -125,6 +130,7 @@ class Plan:
             "remarks": list(self.remarks),
             "unchecked_memory": self.unchecked_memory,
             "doubtful_memory": self.doubtful_memory,
+            "absent_weights": self.absent_weights,
             "batch": asdict(self.algebra),
             "memory": {duty: asdict(memory) | {"total": memory.total} for duty, memory in self.memory.items()},
             "bundles": [asdict(bundle) for bundle in self.bundles],
@@ -163,10 +169,17 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
 
     Raises:
         ConfigError: a model of which neither the config nor a local config.json tells the shape, whose heads no rank
-            or engine of this config can take, or whose files of weights are damaged; too few rows for an iteration.
+            or engine of this config can take, that has too few positions, or whose files of weights are damaged; too
+            few rows for an iteration.
     """
-    shapes = {path: shape_of(path, model) for path, model in models_of(config).items()}
-    problems = [*shape_problems(config, shapes), *planned_shortages(config), *damaged_models(config)]
+    models = models_of(config)
+    shapes = {path: shape_of(path, model) for path, model in models.items()}
+    read = {path: shape for path, shape in shapes.items() if path == "model" and models[path].shape is None}
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    problems = [
+        *shape_contradictions(models), *position_problems(read, longest), *shape_problems(config, shapes),
+        *planned_shortages(config), *damaged_models(config),
+    ]  # fmt: skip
     if problems:
         raise ConfigError("plan", problems)
     placement = fit(config, nodes)
@@ -177,7 +190,7 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     remarks = [
         *([] if note is None else [note]),
         *unread_notes(config),
-        *weightless_notes(config),
+        *_idle_bundles(config),
         *algebra.remarks,
         *_memory_remarks(config, shapes["model"], bundles, algebra),
     ]
@@ -197,6 +210,22 @@ def unread_notes(config: RunConfig) -> list[str]:
     """Settings that change nothing under this algorithm; a preset whose algorithm was replaced has some too."""
     algorithm = config.algorithm
     return [f"algorithm.{knob} is set, and {algorithm.name} does not read it" for knob in algorithm.unread()]
+
+
+def _idle_bundles(config: RunConfig) -> Iterator[str]:
+    """Pools that are larger than what their roles' workers fill."""
+    groups = process_groups(config)
+    for name, pool in config.pools.items():
+        used = {bundle for group in groups if group.pool == name for bundle in group.bundles}
+        if len(used) < pool.size:
+            roles = ", ".join(
+                f"roles.{role}.workers"
+                for group in groups
+                if group.pool == name
+                for role in group.roles
+                if role in config.roles
+            )
+            yield f"pool {name} has {pool.size} bundles and processes on {len(used)} of them; see {roles}"
 
 
 def _bundle_memory(

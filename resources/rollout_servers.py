@@ -21,9 +21,13 @@ from resources.requests_on_the_way import Completion, Lane, PendingRequest, Requ
 CALLS_AHEAD = 2
 """Calls on their way to a replica: it never waits for the next one."""
 SECONDS_A_CALL = 0.05
-"""A call takes as many decode steps as fit; new requests wait this long for their first token at most."""
+"""A call takes as many decode steps as fit; new requests wait for those that are on their way."""
 QUIET_CALLS = 4
 """After so many calls that brought nothing new, nobody waits for an answer to ask again: whole calls are cheaper."""
+QUIET_LENGTH = 4
+"""And so much longer: between two calls an engine stands still for some 3 ms, a twentieth of a short call.
+
+What comes then waits 0.4 s at most, once; the calls behind it are short again."""
 MAX_STEPS = 256
 REQUESTS_A_CALL = 128
 """The first of many requests are decoded while the others are still on their way."""
@@ -271,8 +275,10 @@ class RolloutServers:
         lane.quiet_calls = 0 if add else lane.quiet_calls + 1
         if not (lane.open or abort):
             return None
-        least_steps = 1 if lane.quiet_calls < QUIET_CALLS else lane.steps
-        return Orders(add=add, abort=abort, steps=lane.steps, least_steps=least_steps)
+        if lane.quiet_calls < QUIET_CALLS:
+            return Orders(add=add, abort=abort, steps=lane.steps)
+        steps = min(MAX_STEPS, QUIET_LENGTH * lane.steps)
+        return Orders(abort=abort, steps=steps, least_steps=steps)
 
     def _look_at_clocks(self, lane: Lane) -> None:
         """Requests that took too long fail; those that are stuck here go elsewhere."""

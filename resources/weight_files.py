@@ -37,13 +37,20 @@ def damaged_models(config: RunConfig) -> Iterator[Problem]:
 
 
 def weightless_notes(config: RunConfig) -> list[str]:
-    """Models whose local folder tells a shape and has no weights: enough for a plan, and no run starts from it."""
-    return [
-        f"{path}.path is {model.path!r}, which has no weights ({', '.join(WEIGHT_FILES)}); a plan needs none, "
-        "training refuses it"
-        for path, model in models_of(config).items()
-        if model.path is not None and Path(model.path).expanduser().is_dir() and not has_weights(model.path)
-    ]
+    """Models of which this machine has no weights: a shape is enough for a plan, and no run starts from it."""
+    notes: list[str] = []
+    for path, model in models_of(config).items():
+        folder = Path(model.path or "").expanduser()
+        if model.path is None or model.gguf_file is not None:
+            continue
+        if folder.is_dir():
+            if not has_weights(folder):
+                what = f"which has no weights ({', '.join(WEIGHT_FILES)})"
+                notes.append(f"{path}.path is {model.path!r}, {what}; a plan needs none, training refuses it")
+        elif model.path.startswith((".", "/", "~")):
+            what = "which is not on this machine"
+            notes.append(f"{path}.path is {model.path!r}, {what}; a plan needs no weights, training refuses it")
+    return notes
 
 
 def has_weights(folder: str | Path) -> bool:

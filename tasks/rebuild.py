@@ -64,7 +64,7 @@ def rebuild(run: Session) -> list[str]:
     for group in distinct_groups(run.groups):
         if group.pool not in gone and (group.failure is not None or process_name(group) in run.suspects):
             group.restart()
-            rebuilt.append(f"group {group.name}")
+            rebuilt.append(f"group {process_name(group)}")
     lost = [pool for pool in run.hosts.pools if pool in gone | run.lost_hosts or not _answers(run, pool)]
     if lost:
         run.hosts.restart(lost)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from configs.layout import advantage_pool, duties, placed, styles
+from configs.layout import advantage_pool, duties, num_workers, placed, styles
 from configs.run import RunConfig
 from resources.telemetry.profile import RunProfile
 from resources.telemetry.report import profile_of_run
@@ -25,6 +25,7 @@ def planned_topology(config: RunConfig, profile: RunProfile) -> Topology:
         tensor_parallel=placed(config, "rollout").tensor_parallel,
         max_running_sequences=config.rollout.max_running_sequences,
         cores=profile.cores,
+        workers={duty: num_workers(config, duty) for duty in duties(config)},
     )
 
 

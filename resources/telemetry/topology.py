@@ -39,6 +39,8 @@ class Topology:
     """As measured when None."""
     cores: float = 0.0
     """Of all nodes; 0 means plenty."""
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """Role -> processes it is limited to, however large its pool."""
 
     def __post_init__(self) -> None:
         missing = sorted(set(self.roles.values()) - set(self.pools))
@@ -65,7 +67,8 @@ class Topology:
             raise ValueError(f"colocate has {wrong}; a role is {', '.join(STYLES)}")
         if "rollout" in self.roles and self.tensor_parallel > self.ranks_of("rollout"):
             raise ValueError(
-                f"tensor_parallel is {self.tensor_parallel} but the rollout's pool has {self.ranks_of('rollout')} ranks"
+                f"roles.rollout.tensor_parallel is {self.tensor_parallel}; the rollout has {self.ranks_of('rollout')} "
+                "ranks in its pool; lower it, or give the pool more bundles"
             )
 
     def _check_depth(self) -> None:
@@ -84,7 +87,8 @@ class Topology:
         return sum(self.pools.values())
 
     def ranks_of(self, role: str) -> int:
-        return self.pools[self.roles[role]]
+        ranks = self.pools[self.roles[role]]
+        return min(ranks, self.workers.get(role, ranks))
 
     def style_of(self, role: str) -> str:
         return self.colocate.get(role, "shared")
@@ -130,12 +134,18 @@ def _tensor_parallel(profile: RunProfile) -> int:
 
 
 def ranks_of_task(task: TaskProfile, profile: RunProfile, topology: Topology) -> int:
-    """Ranks that a task gets: its pool's bundles, or as many fewer or more of them as it was measured with."""
+    """Ranks that a task gets: its pool's bundles, or as many fewer or more of them as it was measured with.
+
+    Never more than the layout's `workers` of its role.
+    """
     before = profile.pools.get(profile.roles.get(task.role, ""), task.num_ranks)
     if before == task.num_ranks:
-        return topology.ranks_of(task.role)
-    is_moved = topology.roles[task.role] != profile.roles[task.role]
-    return max(1, round(task.num_ranks * (1.0 if is_moved else topology.ranks_of(task.role) / before)))
+        ranks = topology.ranks_of(task.role)
+    else:
+        is_moved = topology.roles[task.role] != profile.roles[task.role]
+        bundles = topology.pools[topology.roles[task.role]]
+        ranks = max(1, round(task.num_ranks * (1.0 if is_moved else bundles / before)))
+    return min(ranks, topology.workers.get(task.role, ranks))
 
 
 def with_ranks(topology: Topology, **ranks: int) -> Topology:
@@ -149,7 +159,7 @@ def with_ranks(topology: Topology, **ranks: int) -> Topology:
 def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
     """The layout with changes in the words of the config, as `callsheet whatif RUN --set KEY=VALUE` gives them.
 
-    Keys: `pools.NAME` or `pools.NAME.bundles` (ranks; a new name makes a pool), `roles.ROLE.pool`,
+    Keys: `pools.NAME`, `pools.NAME.bundles` or `pools.NAME.nodes` (ranks; a new name makes a pool), `roles.ROLE.pool`,
     `roles.ROLE.colocate`, `roles.rollout.tensor_parallel`, `rollout.group_size`, `rollout.max_running_sequences`,
     `data.prompts_per_iteration`, `async_depth`, `cores`. Pools that all roles have left are dropped.
     Raises ValueError naming the key and what is allowed, also for the size of a pool that no role stands in or leaves.
@@ -164,10 +174,10 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
     accelerated = set(base.accelerator_pools)
     for key, value in changes.items():
         match key.split("."):
-            case ["pools", name] | ["pools", name, "bundles"]:
+            case ["pools", name] | ["pools", name, ("bundles" | "nodes")]:
                 if name not in pools and accelerated:
                     accelerated.add(name)
-                pools[name] = _whole(key, value, MOST_BUNDLES)
+                pools[name] = pool_size(key, value)
                 sized[name] = key
             case ["roles", role, "pool"] if role in roles:
                 roles[role] = value
@@ -202,6 +212,18 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
     return replace(
         base, pools=kept, roles=roles, colocate=colocate, accelerator_pools=frozenset(accelerated & used), **plain
     )
+
+
+def pool_size(key: str, value: str) -> int:
+    """Bundles of a pool in the config's words: `4`, or `[2, 2]` of `nodes`. Raises ValueError.
+
+    >>> pool_size("pools.main.bundles", "4"), pool_size("pools.main.nodes", "[2, 2]")
+    (4, 4)
+    """
+    if not key.endswith(".nodes"):
+        return _whole(key, value, MOST_BUNDLES)
+    counts = value.strip().removeprefix("[").removesuffix("]").split(",")
+    return sum(_whole(key, count.strip(), MOST_BUNDLES) for count in counts)
 
 
 def _whole(key: str, value: str, most: int, *, least: int = 1) -> int:

@@ -32,6 +32,17 @@ def test_a_pool_larger_than_anything_is_refused_at_once(size: str):
     assert "more than the 16384 that are planned" in the_problem("quickstart", f"pools.main={{{size}}}")
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["rollout.group_size=9223372036854775808", "data.prompts_per_iteration=1000001", "iterations=99999999999999999"],
+)
+def test_counts_beyond_anything_are_refused_at_once(setting: str):
+    said = the_problem("quickstart-grpo", setting)
+    assert said.startswith(
+        f"{setting.partition('=')[0]} is {setting.partition('=')[2]}; it must be less than or equal to 1000000"
+    )
+
+
 def test_more_workers_than_anything_has_are_refused_at_once():
     assert "roles.reward.workers is 1000000000" in the_problem("quickstart", "roles.reward.workers=1000000000")
 

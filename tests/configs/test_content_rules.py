@@ -65,6 +65,13 @@ def test_a_judge_that_never_sees_the_response_is_refused():
     assert "the judge never sees what it scores" in the_problem("quickstart", grader(f"kind: judge, judge: {judge}"))
 
 
+@pytest.mark.parametrize("query", ["api_key=sk-1", "x=1&HF_TOKEN=t", "password="])
+def test_a_secret_in_the_query_of_an_address_is_refused_and_not_shown(query: str):
+    said = the_problem("quickstart", grader(f"kind: http, url: 'http://h/?{query}sk-1'"))
+    assert said.startswith("reward.graders.0.url is '(hidden)'; its query holds ")
+    assert "sk-1" not in said
+
+
 def test_a_judge_has_one_key():
     judge = "{base_url: 'http://h', api_key_env: A, api_key_block: b}"
     assert "both name a key" in the_problem("quickstart", grader(f"kind: judge, judge: {judge}"))

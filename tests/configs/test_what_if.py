@@ -8,7 +8,7 @@ import pytest
 from benchmarks.whatif import LAYOUTS, ROWS
 from configs.layout import duties, styles
 from configs.load import load_config, preset_names
-from configs.what_if import problems_of_changes
+from configs.what_if import pinned_workers, problems_of_changes
 
 SPLIT_POOLS = "gsm8k-qwen2.5-1.5b-8gpu-split-pools"
 APART = {"pools.engines": "1", "roles.rollout.pool": "engines"}
@@ -130,6 +130,15 @@ def test_a_sync_in_the_process_becomes_another_where_actor_and_rollout_part():
     assert said("quickstart", changes, "rollout.weight_sync=in_process") == []
     apart = ("roles.rollout={pool: engines}", "pools.engines.bundles=1", "rollout.weight_sync=process_group")
     assert said("quickstart", {"roles.rollout.pool": "main", "roles.rollout.colocate": "fused"}, *apart) == []
+
+
+def test_workers_that_the_config_sets_below_a_pools_new_size_are_told():
+    config = load_config("quickstart")
+    notes = pinned_workers(config, {"pools.main.nodes": "[2, 2]"})
+    assert notes[0] == (
+        "roles.actor.workers is 1 in the run's config; the prediction is for 4, so leave it out there, or set it so"
+    )
+    assert pinned_workers(config, {"pools.main": "1"}) == pinned_workers(config, {"async_depth": "1"}) == []
 
 
 def test_workers_follow_a_pool_that_grows_and_fused_neighbours_that_do_not():

@@ -137,12 +137,60 @@ def test_a_plan_needs_no_weights_and_says_that_training_does(tmp_path: Path, cap
     wanted = ("plan", "quickstart", "--json", "--set", f"model={{path: {tmp_path}, shape: {{{shape}}}}}")
     code, out, _ = run(capsys, *wanted)
     assert code == 0
-    notes = [remark for remark in json.loads(out)["remarks"] if "has no weights" in remark]
-    assert len(notes) == 1
-    assert notes[0].startswith(f"model.path is '{tmp_path}'")
-    assert notes[0].endswith("a plan needs none, training refuses it")
+    said = json.loads(out)["absent_weights"]
+    assert said.startswith(f"model.path is '{tmp_path}', which has no weights")
+    assert said.endswith("a plan needs none, training refuses it")
+    last = " ".join(run(capsys, *(part for part in wanted if part != "--json"))[1].split()).rpartition("It fits.")
+    assert last[0] == ""
+    assert "The placement fits: " in last[2]
+    assert "which has no weights" in last[2]
     (tmp_path / "model.bin").write_bytes(b"x")
-    assert not any("has no weights" in remark for remark in json.loads(run(capsys, *wanted)[1])["remarks"])
+    assert json.loads(run(capsys, *wanted)[1])["absent_weights"] is None
+
+
+def model_folder(folder: Path, **more: int) -> str:
+    """A config.json and something that may be weights."""
+    facts = {
+        "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 1,
+        "vocab_size": 128, "max_position_embeddings": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**facts, **more}))
+    (folder / "model.bin").write_bytes(b"x")
+    return f"model.path={folder}"
+
+
+def test_a_shape_that_the_models_own_config_contradicts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    given = ("--set", "model.build=null", "--set", model_folder(tmp_path), "--set")
+    code, _, err = run(capsys, "plan", "quickstart", *given, "model.shape={num_layers: 12, hidden_size: 32, "
+                       "intermediate_size: 64, num_heads: 1, vocab_size: 128}")  # fmt: skip
+    assert code == 2
+    assert f"model.shape.num_layers is 12; {tmp_path}/config.json says 2; leave model.shape out" in err
+    assert "num_heads" not in err
+    assert run(capsys, "plan", "quickstart", *given, "model.shape=null")[0] == 0
+
+
+def test_rows_longer_than_a_local_models_positions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    given = ("--set", "model.build=null", "--set", "model.shape=null", "--set", model_folder(tmp_path), "--set")
+    code, _, err = run(capsys, "plan", "quickstart", *given, "data.max_prompt_length=100")
+    assert code == 2
+    assert "model.path: the model has 64 positions, and prompt + response take up to 108; lower " in err
+
+
+def test_a_model_that_is_elsewhere_is_planned_by_its_shape(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "plan", "quickstart", "--set", "model.build=null", "--set", "model.path=/srv/model")
+    assert code == 0
+    assert "model.path is '/srv/model', which is not on this machine; a plan needs no weights" in " ".join(out.split())
+    assert "It fits." not in out
+
+
+def test_bundles_that_no_process_fills_are_told(capsys: pytest.CaptureFixture[str]):
+    wanted = ("plan", "quickstart", "--json", "--nodes", "(cpu=16,mem=64GiB)", "--set", "pools.main.nodes=[4]")
+    remarks = json.loads(run(capsys, *wanted)[1])["remarks"]
+    [told] = [remark for remark in remarks if "processes on" in remark]
+    assert told.startswith("pool main has 4 bundles and processes on 1 of them; see roles.actor.workers")
+    assert not any(
+        "processes on" in said for said in json.loads(run(capsys, "plan", "quickstart", "--json")[1])["remarks"]
+    )
 
 
 def test_state_larger_than_the_accelerator_does_not_fit(capsys: pytest.CaptureFixture[str]):

@@ -26,7 +26,7 @@ def test_three_hundred_nodes_have_addresses_of_their_own():
     [
         "", "8", "2x", "2x()", "0x(cpu=1)", "(cpu=0)", "(cpu=-1)", "(cpu=x)", "(gpu=8)", "(cpu=1", "(cpu=1,cpu=2)",
         "(cpu)", "(cpu=)", "(cpu=inf)", "(cpu=nan)", "(cpu=1,mem=3XB)", "(cpu=1)(cpu=2)x", "two x (cpu=1)",
-        "(cpu=1,mem=64)", "(cpu=1,gpu=1,vram=80)", "(cpu=1,gpu=1,vram=80GB)",
+        "(cpu=1,gpu=8.5)", "(cpu=1,mem=64)", "(cpu=1,gpu=1,vram=80)", "(cpu=1,gpu=1,vram=80GB)",
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_nodes_is_refused(text: str):

@@ -1,5 +1,7 @@
 """What `--set` makes of a layout: refused where it would change nothing, with a way out that leads out."""
 
+from dataclasses import replace
+
 import pytest
 
 from configs.load import load_config
@@ -20,6 +22,17 @@ def test_the_size_of_a_pool_that_no_role_stands_in_is_refused_and_of_one_that_ro
     assert "critic" not in left.pools
     joined = override_topology(base, {"pools.nope": "4", "roles.critic.pool": "nope"})
     assert joined.ranks_of("critic") == 4
+
+
+def test_the_bundles_of_a_pool_may_be_given_as_the_config_gives_nodes():
+    assert override_topology(BASE, {"pools.actor.nodes": "[2, 4]"}).ranks_of("actor") == 6
+    with pytest.raises(ValueError, match=r"pools\.actor\.nodes is x; it is a whole number"):
+        override_topology(BASE, {"pools.actor.nodes": "[x]"})
+
+
+def test_a_role_has_no_more_ranks_than_workers():
+    layout = replace(BASE, pools={**BASE.pools, "actor": 4}, workers={"actor": 2, "critic": 8})
+    assert (layout.ranks_of("actor"), layout.ranks_of("critic"), layout.ranks_of("rollout")) == (2, 1, 1)
 
 
 def test_the_way_out_of_a_rollout_ahead_leads_to_a_layout_that_config_and_what_if_take():

@@ -187,7 +187,10 @@ def test_a_role_without_a_pool_is_refused():
         ({"group_size": 0}, "group_size is 0"),
         ({"async_depth": -1}, "async_depth is -1"),
         ({"colocate": {"actor": "stacked"}}, "colocate has"),
-        ({"roles": {"rollout": "a"}, "tensor_parallel": 2}, "tensor_parallel is 2 but the rollout's pool has 1"),
+        (
+            {"roles": {"rollout": "a"}, "tensor_parallel": 2},
+            "tensor_parallel is 2; the rollout has 1 ranks",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(changes: dict[str, object], message: str):
