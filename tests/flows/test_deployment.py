@@ -17,6 +17,7 @@ from configs.load import dump_config, load_config
 from configs.run import RunConfig
 from resources.prefect_server import PrefectServer
 from resources.run_directory import read_lines
+from tests.interrupts import heed_interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -93,6 +94,7 @@ def process_worker(server: PrefectServer, pool: str, cwd: Path) -> Iterator[None
     worker = subprocess.Popen(
         [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--limit", "1"],
         env=environment(server), cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=heed_interrupts,  # it ends on SIGTERM by interrupting itself
     )  # fmt: skip
     try:
         yield

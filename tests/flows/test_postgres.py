@@ -23,6 +23,7 @@ from tasks.hosts import start_hosts
 from tasks.runner import ON_POOLS
 from tasks.step import StepResult, step
 from tasks.subflow import call_iteration, iteration_run_name
+from tests.interrupts import heed_interrupts
 
 INITDB = next(Path("/usr/lib/postgresql").glob("*/bin/initdb"), None)
 RUN_AS = "postgres" if os.getuid() == 0 else None
@@ -102,7 +103,9 @@ def server(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "PREFECT_SERVER_API_PORT": str(port),
     }
     command = [sys.executable, "-m", "prefect", "server", "start"]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts
+    )
     url = f"http://127.0.0.1:{port}/api"
     deadline = time.monotonic() + 300
     while is_healthy(url) is not None:
