@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from resources.models.working_copies import WorkingCopies
 from resources.ranks import Coordinates, Mesh
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -26,6 +27,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _WHOLE: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 """Modules of which this rank's shard is all there is: they stay in the arithmetic's dtype until the weights change."""
+_COPIES: "weakref.WeakKeyDictionary[nn.Module, WorkingCopies]" = weakref.WeakKeyDictionary()
+"""Of modules on one rank whose arithmetic has another dtype than their weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +65,10 @@ def join_ranks(rank: int, world_size: int, mesh: Mesh, device_type: str) -> Para
     return ParallelLayout(rank=rank, world_size=world_size, mesh=mesh, devices=devices)
 
 
-def ensure_process_group(device_type: str, world_size: int | None = None) -> None:
-    """Initialise the default process group unless this process has one (a fused neighbour may have made it).
-
-    With `world_size` 1 it is a group of this process alone, which needs no rendezvous.
-    """
-    if dist.is_initialized():
-        return
-    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    if world_size == 1:
-        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=GROUP_TIMEOUT)
-    else:
+def ensure_process_group(device_type: str) -> None:
+    """Initialise the default process group unless this process has one (a fused neighbour may have made it)."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method="env://", timeout=GROUP_TIMEOUT)
 
 
@@ -102,10 +97,14 @@ def shard_module(
     """Move `module` to `device`, cut its parameters over the ranks, and set the arithmetic's dtype.
 
     float32 on a single rank needs none of it and stays a plain module. `fsdp=False` keeps a whole copy on every rank
-    and sums gradients. Parameters stay float32 masters; with bfloat16 they are cast when gathered, and gradients are
-    summed in float32.
+    and sums gradients. Parameters stay float32 masters; with bfloat16 they are cast when gathered (on a single rank:
+    before a pass), and gradients are summed in float32.
     """
     module.to(device)
+    if layout.world_size == 1:
+        if dtype != "float32":
+            _COPIES[module] = WorkingCopies(module, DTYPES[dtype])
+        return module
     rows = layout.dp_size * layout.mesh.sp
     if rows == 1 and dtype == "float32":
         return module
@@ -133,9 +132,7 @@ def shard_module(
 
 def _data_mesh(layout: ParallelLayout, fsdp: bool, device_type: str) -> DeviceMesh:
     """The mesh FSDP2 shards over: data x sequence ranks; two-dimensional with a shard size of 1 to replicate."""
-    if layout.devices is None:
-        ensure_process_group(device_type, world_size=1)
-        return DeviceMesh(device_type, [dist.get_rank()], mesh_dim_names=("rows",))
+    assert layout.devices is not None, "a role of one rank shards nothing"
     if not fsdp:
         return init_device_mesh(device_type, (layout.world_size, 1), mesh_dim_names=("replicate", "shard"))
     return layout.devices["dp", "sp"]._flatten("rows")
@@ -158,11 +155,13 @@ def set_gradient_sync(module: nn.Module, is_last: bool) -> None:
 
 
 def release_gathered(module: nn.Module) -> None:
-    """Drop gathered parameters after forward passes without gradients, which no backward pass follows to do it.
+    """Drop gathered parameters after the passes: no backward pass may have followed to do it.
 
     Until then the module's parameters are the gathered ones, in the dtype of the arithmetic: whoever saves, loads or
     sends weights would meet those in place of the float32 masters.
     """
+    if module in _COPIES:
+        _COPIES[module].put_back()
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

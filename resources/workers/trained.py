@@ -19,7 +19,7 @@ from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.dispatch import Dispatch, dispatch
 from resources.models.optimizers import RoleOptimizer
-from resources.models.sharding import set_gradient_sync
+from resources.models.sharding import release_gathered, set_gradient_sync
 from resources.models.tensor_parallel import sum_partial_gradients
 from resources.seeding import stream_seed
 from resources.update_plan import MiniBatch, UpdatePlan
@@ -66,7 +66,10 @@ class TrainedWorker(KeepsState):
         self.module.train()
         padded_tokens = 0
         for index, mini in enumerate(plan.mini_batches):
-            moved, padded = self._accumulate(rows, mini, loss_fn, options, watch, sums)
+            try:
+                moved, padded = self._accumulate(rows, mini, loss_fn, options, watch, sums)
+            finally:
+                release_gathered(self.module)
             padded_tokens += padded
             moved = self._agree(moved)
             if moved is not None and index == 0:

@@ -125,6 +125,19 @@ def test_bfloat16_arithmetic_keeps_float32_masters():
     assert {tensor.dtype for bucket in worker.export_weights() for _, tensor in bucket} == {torch.bfloat16}
 
 
+def test_an_update_that_fails_in_a_pass_leaves_the_masters_in_place():
+    worker = actor(MODEL.model_copy(update={"dtype": "bfloat16"}))
+    rows, before = make_rows(4), list(worker.module.parameters())
+    rows = scored(worker, rows)
+
+    def broken(*_: object, **__: object) -> None:
+        raise ArithmeticError("a loss of somebody's own")
+
+    with pytest.raises(ArithmeticError):
+        worker.update(rows, plans(rows)[0], broken, TEMPERATURE)
+    assert all(now is then for now, then in zip(worker.module.parameters(), before, strict=True))
+
+
 def test_rows_without_a_trained_token_change_nothing_and_are_counted():
     """The same update with and without two rows that are masked whole."""
     worker, rows = actor(), make_rows(6)

@@ -1,0 +1,92 @@
+"""Copies in the dtype of the arithmetic: gradients of the plain cast module, on float32 masters."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from resources.models.working_copies import WorkingCopies
+
+
+class TiedModel(nn.Module):
+    """An embedding that is the output head too, and a frozen matrix between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 6)
+        self.frozen = nn.Linear(6, 6, bias=False).requires_grad_(False)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.frozen(self.embedding(ids)))).logsumexp(-1).float().sum()
+
+
+IDS = (torch.tensor([[1, 4, 4], [9, 0, 2]]), torch.tensor([[3, 3, 7]]))
+
+
+def test_gradients_of_two_passes_are_the_cast_modules_added_up_in_float32():
+    model = TiedModel()
+    expected = torch.zeros(11, 6)
+    for ids in IDS:
+        cast = copy.deepcopy(model).bfloat16()
+        cast(ids).backward()
+        expected += cast.embedding.weight.grad.float()
+    copies = WorkingCopies(model, torch.bfloat16)
+    for ids in IDS:
+        model(ids).backward()
+    copies.put_back()
+    assert model.embedding.weight.grad.dtype == torch.float32
+    assert torch.equal(model.embedding.weight.grad, expected)
+    assert model.frozen.weight.grad is None
+
+
+def test_a_pass_computes_in_the_other_dtype_and_put_back_restores_the_very_masters():
+    model = TiedModel()
+    before = dict(model.named_parameters(remove_duplicate=False))
+    copies = WorkingCopies(model, torch.bfloat16)
+    with torch.no_grad():
+        model(IDS[0])
+    assert {one.dtype for one in model.parameters()} == {torch.bfloat16}
+    assert model.head.weight is model.embedding.weight
+    copies.put_back()
+    copies.put_back()
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+
+
+def test_a_pass_after_a_step_sees_the_new_weights():
+    model = TiedModel()
+    copies = WorkingCopies(model, torch.bfloat16)
+    with torch.no_grad():
+        model(IDS[0])
+        copies.put_back()
+        model.embedding.weight.fill_(0.5)
+        # Six ones times 0.5 go through tanh(W 0.5) and back through 0.5: equal logits, so log(11) above each.
+        logit = 0.5 * torch.tanh(model.frozen.weight.bfloat16().float().sum(1) * 0.5).sum()
+        assert float(model(IDS[1])) == pytest.approx(3 * (float(logit) + torch.tensor(11.0).log().item()), rel=1e-2)
+
+
+def test_masters_are_gone_from_their_places_for_no_longer_than_a_failing_pass():
+    model = TiedModel()
+    masters = list(model.parameters())
+    copies = WorkingCopies(model, torch.bfloat16)
+    with pytest.raises(IndexError):
+        model(torch.tensor([[99]]))
+    copies.put_back()
+    assert all(now is then for now, then in zip(model.parameters(), masters, strict=True))
+
+
+def test_recomputed_layers_see_the_copies_too():
+    """Gradient checkpointing runs the forward pass again inside the backward pass."""
+    plain, checkpointed = TiedModel(), TiedModel()
+    inner = checkpointed.frozen.forward
+    checkpointed.frozen.forward = lambda x: torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
+    for model in (plain, checkpointed):
+        copies = WorkingCopies(model, torch.bfloat16)
+        model(IDS[0]).backward()
+        copies.put_back()
+    assert torch.equal(plain.embedding.weight.grad, checkpointed.embedding.weight.grad)
