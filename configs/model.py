@@ -102,7 +102,7 @@ class ModelConfig(Config):
     attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
     """Of what trains and scores. `flash_attention_2` needs the package flash-attn, an accelerator and bfloat16."""
     share_prompts: bool = True
-    """Responses to one prompt that stand in one micro-batch read it once, where `sdpa` attends to everything before."""
+    """A pass reads a prompt once for all its responses, and no padding, where `sdpa` attends to everything before."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more compute for far less memory."""
     lora: LoraConfig | None = None

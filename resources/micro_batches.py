@@ -4,7 +4,6 @@ Rows of similar length go together, so that padding to the longest of a micro-ba
 reordered: what comes out are positions, and the rows keep their ids.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,28 +24,32 @@ class Siblings:
         )
 
     def tokens_read(self, lengths: Sequence[int], batch: Sequence[int]) -> int:
-        """Padded tokens of a pass whose siblings are one sequence each.
+        """Tokens of a pass that reads each prompt once and no padding.
 
         >>> Siblings(groups=[7, 7, 8], prompts=[4, 4, 3]).tokens_read([6, 9, 5], [0, 1, 2])
-        22
+        16
         """
-        sums: Counter[int] = Counter()
-        for position in batch:
-            prompt = self.prompts[position]
-            sums[self.groups[position]] += lengths[position] - (prompt if self.groups[position] in sums else 0)
-        return len(sums) * max(sums.values(), default=0)
+        prompts = {self.groups[position]: self.prompts[position] for position in batch}
+        return sum(prompts.values()) + sum(lengths[position] - self.prompts[position] for position in batch)
 
 
 def split_rows(
     lengths: Sequence[int], size: int, budget: int | None, siblings: Siblings | None = None
 ) -> list[list[int]]:
-    """Positions in micro-batches of `size` rows, or of `budget` padded tokens where one is given.
+    """Positions in micro-batches of at most `size` rows, or where it is given of `budget` tokens, rows x longest.
 
-    With `siblings`, those of a group follow each other where passes that read a prompt once have fewer tokens then.
+    Longest rows come first. A row longer than the budget goes alone: it cannot be cut, and leaving it out would bias
+    the batch. With `siblings`, those of a group follow each other where passes that read a prompt once are shorter so.
 
+    >>> split_rows([3, 9, 4], 2, None)
+    [[1, 2], [0]]
+    >>> split_rows([3, 9, 4, 3, 12], 1, 10)
+    [[4], [1], [2, 0], [3]]
     >>> split_rows([9, 9, 5, 5], 2, None, Siblings(groups=[0, 1, 0, 1], prompts=[4, 4, 4, 4]))
     [[0, 2], [1, 3]]
     """
+    if min(size, size if budget is None else budget) < 1:
+        raise ValueError(f"micro-batches of {size} rows or {budget} tokens hold nothing; at least 1")
 
     def split(order: Sequence[int]) -> list[list[int]]:
         return _by_count(order, size) if budget is None else _by_tokens(order, lengths, budget)
@@ -63,32 +66,8 @@ def _tokens(lengths: Sequence[int], batch: Sequence[int], siblings: Siblings) ->
     return min(len(batch) * max(lengths[position] for position in batch), siblings.tokens_read(lengths, batch))
 
 
-def split_by_count(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Positions in micro-batches of at most `size` rows, longest rows first.
-
-    >>> split_by_count([3, 9, 4], 2)
-    [[1, 2], [0]]
-    """
-    if size < 1:
-        raise ValueError(f"micro_batch_size is {size}; a micro-batch holds at least 1 row")
-    return _by_count(longest_first(lengths), size)
-
-
 def _by_count(order: Sequence[int], size: int) -> list[list[int]]:
     return [list(order[start : start + size]) for start in range(0, len(order), size)]
-
-
-def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Positions in micro-batches whose *padded* size, rows x longest row, stays within `budget`; longest rows first.
-
-    A row longer than the budget goes alone: it cannot be cut, and leaving it out would bias the batch.
-
-    >>> split_by_tokens([3, 9, 4, 3, 12], 10)
-    [[4], [1], [2, 0], [3]]
-    """
-    if budget < 1:
-        raise ValueError(f"micro_batch_tokens is {budget}; a micro-batch holds at least 1 token")
-    return _by_tokens(longest_first(lengths), lengths, budget)
 
 
 def _by_tokens(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -136,10 +115,3 @@ def balance_over_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]
         shares[rank].append(position)
         loads[rank] += lengths[position]
     return [sorted(share) for share in shares]
-
-
-def fill_fraction(lengths: Sequence[int], micro_batches: Sequence[Sequence[int]]) -> float:
-    """Real tokens over padded tokens; 1.0 for no tokens at all."""
-    real = sum(lengths[position] for batch in micro_batches for position in batch)
-    padded = sum(len(batch) * max(lengths[position] for position in batch) for batch in micro_batches if batch)
-    return real / padded if padded else 1.0

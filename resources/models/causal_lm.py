@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from configs.model import ModelConfig, ModelShape
 from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
+from resources.models.row_attention import attend_by_rows
 from resources.weight_files import WeightFileError, check_weight_files, has_weights
 
 CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
@@ -72,6 +73,7 @@ def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
         )
     # A padding index would silence the gradient of a token that real text may hold (pad is often end of sequence).
     built.get_input_embeddings().padding_idx = None  # pyright: ignore[reportArgumentType]
+    attend_by_rows(built)
     return built
 
 

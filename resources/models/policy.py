@@ -19,8 +19,8 @@ from resources.models.log_probs import (
     scatter_to_mask,
     shift_to_targets,
 )
+from resources.models.packed_rows import can_pack, pack_rows
 from resources.models.sequence_parallel import SequenceRanks
-from resources.models.shared_prompts import can_share, share_prompts
 
 _PROBE_TOLERANCE = 1e-3
 """Difference of logits, relative to their size, that rounding explains; a transform we missed is far larger."""
@@ -41,7 +41,9 @@ class PolicyModel(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.head_shape = _head_shape(model)
         _probe(model, self.head_shape)
-        self.shares_prompts = shares_prompts and can_share(model, self.trunk)
+        self.shares_prompts = shares_prompts and can_pack(model, self.trunk)
+        self.tokens_computed = 0
+        """Tokens that went through the layers so far, padding included."""
 
     @property
     def trunk(self) -> nn.Module:
@@ -117,9 +119,11 @@ class PolicyModel(nn.Module):
     def _states(self, input_ids: Tensor, next_mask: Tensor, position_ids: Tensor | None) -> Tensor:
         """Last hidden states [N, H] where `next_mask` holds."""
         if self.shares_prompts and position_ids is None:
-            shared = share_prompts(input_ids, next_mask, int(self.lm.config.get_text_config().hidden_size))
-            if shared is not None:
-                return shared.states(self.trunk)
+            packed = pack_rows(input_ids, next_mask)
+            if packed is not None:
+                self.tokens_computed += packed.input_ids.numel()
+                return packed.states(self.trunk)
+        self.tokens_computed += input_ids.numel()
         hidden = self.trunk(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         return hidden[next_mask]
 

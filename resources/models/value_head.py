@@ -13,10 +13,7 @@ from resources.models.sequence_parallel import SequenceRanks
 
 
 class ScalarModel(nn.Module):
-    """A trunk and a linear head with one output.
-
-    `head_name` is how the head is called where the weights are saved: `score` in `transformers`' own reward models.
-    """
+    """A trunk and a linear head with one output, `score` as in `transformers`' own reward models."""
 
     def __init__(self, model: PreTrainedModel, score: nn.Linear) -> None:
         super().__init__()
@@ -24,6 +21,8 @@ class ScalarModel(nn.Module):
         self.score = score
         self.sequence: SequenceRanks | None = None
         """The ranks each sequence is spread over; set by `lay_out`."""
+        self.tokens_computed = 0
+        """Tokens that went through the layers so far, padding included."""
 
     def forward(
         self, input_ids: Tensor, mask: Tensor, position_ids: Tensor | None = None, lengths: Tensor | None = None
@@ -40,6 +39,7 @@ class ScalarModel(nn.Module):
         """The head's output [B, T] float32 at every token, that token included."""
         if self.sequence is not None:
             position_ids, input_ids = self.sequence.positions(input_ids), self.sequence.own(input_ids)
+        self.tokens_computed += input_ids.numel()
         hidden = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         outputs = self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).float()
         return outputs if self.sequence is None else self.sequence.gather(outputs)
@@ -62,6 +62,11 @@ class SequenceScorer(nn.Module):
     def __init__(self, scalar: ScalarModel) -> None:
         super().__init__()
         self.scalar = scalar
+
+    @property
+    def tokens_computed(self) -> int:
+        """Tokens that went through the layers so far, padding included."""
+        return self.scalar.tokens_computed
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         """Scores [B] float32 of right-padded `input_ids` [B, T] with `lengths` [B] real tokens; nan for length 0."""

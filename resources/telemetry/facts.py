@@ -11,7 +11,7 @@ FACTS: dict[str, str] = {
     "model_flops": "R: floating-point operations the model needed for these tokens (flops.py)",
     "flop_utilisation": "R: model_flops / (execute seconds x the accelerator's peak)",
     "peak_memory_bytes": "R: the highest use of accelerator memory, or resident memory on a CPU",
-    "micro_batch_fill": "R: real tokens / padded tokens of its micro-batches",
+    "micro_batch_fill": "R: real tokens / computed tokens of its micro-batches",
     "micro_batches": "R: forward passes",
     "optimizer_steps": "R: optimizer steps taken",
     "nonfinite_steps": "R: optimizer steps skipped because of a NaN or infinite gradient",

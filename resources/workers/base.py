@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.batch import first_true, row_lengths, select_rows, to_padded
-from resources.micro_batches import Siblings, fill_fraction, split_rows
+from resources.micro_batches import Siblings, split_rows
 from resources.models.layout import lay_out
 from resources.models.sharding import CommunicationClock, ParallelLayout, join_ranks, release_gathered
 from resources.ranks import Mesh, device_index
@@ -36,6 +36,11 @@ def set_threads(threads: int | None) -> None:
     """Threads of torch in this process. vLLM replaces `torch.set_num_threads` by a no-op, so the original is called."""
     if threads is not None:
         torch._C.set_num_threads(threads)
+
+
+def fill_of(tokens: float, computed: int) -> float:
+    """Real tokens over computed ones; 1 where prompts that were read once make them fewer than the real ones."""
+    return min(1.0, tokens / computed) if computed else 1.0
 
 
 def choose_device(local_rank: int) -> torch.device:
@@ -164,10 +169,12 @@ class ModelWorker:
 
     def scoring_batches(self, rows: TensorDictBase, watch: Stopwatch) -> Iterator[list[int]]:
         """Positions of `rows` per forward pass without gradients; as many passes on every rank."""
+        before = self.module.tokens_computed
         try:
             yield from self._scoring_plan(rows, watch)
         finally:
             release_gathered(self.module)
+        watch.facts["micro_batch_fill"] = fill_of(watch.facts["tokens"], self.module.tokens_computed - before)
 
     def _scoring_plan(self, rows: TensorDictBase, watch: Stopwatch) -> list[list[int]]:
         lengths = row_lengths(rows.get("input_ids")).tolist()
@@ -178,7 +185,6 @@ class ModelWorker:
             "rows": len(lengths),
             "tokens": sum(lengths),
             "micro_batches": len(batches),
-            "micro_batch_fill": fill_fraction(lengths, batches),
         }
         self.note_flops(watch, lengths, is_training=False)
         if self.world_size > 1:

@@ -23,7 +23,7 @@ from resources.models.sharding import release_gathered, set_gradient_sync
 from resources.models.tensor_parallel import sum_partial_gradients
 from resources.seeding import stream_seed
 from resources.update_plan import MiniBatch, UpdatePlan
-from resources.workers.base import Status, Stopwatch
+from resources.workers.base import Status, Stopwatch, fill_of
 from resources.workers.keeps_state import KeepsState
 from resources.workers.metric_sums import MetricSums
 
@@ -64,13 +64,12 @@ class TrainedWorker(KeepsState):
         """Take the optimizer steps of `plan`; metrics are sums and counts that add up over ranks."""
         watch, sums = self.stopwatch(), MetricSums(self.role, is_first=self.layout.at.dp == 0)
         self.module.train()
-        padded_tokens = 0
+        before = self.module.tokens_computed
         for index, mini in enumerate(plan.mini_batches):
             try:
-                moved, padded = self._accumulate(rows, mini, loss_fn, options, watch, sums)
+                moved = self._accumulate(rows, mini, loss_fn, options, watch, sums)
             finally:
                 release_gathered(self.module)
-            padded_tokens += padded
             moved = self._agree(moved)
             if moved is not None and index == 0:
                 self._check_first_ratio(moved, plan.first_ratio_tolerance)
@@ -86,7 +85,7 @@ class TrainedWorker(KeepsState):
                 outcome = self.optimizer.step(self._grad_norm())
             sums.add_step(outcome)
         sums.add_common({"masked_rows": float(plan.num_masked_rows)})
-        self._note_work(rows, plan, watch, padded_tokens)
+        self._note_work(rows, plan, watch, self.module.tokens_computed - before)
         # Tensor- and sequence-parallel peers have seen the same rows; one of them speaks for all.
         speaks = self.layout.mesh.is_collecting(self.rank, self.world_size)
         return {"metrics": sums.numbers() if speaks else {}, "spans": watch.spans()}
@@ -99,10 +98,9 @@ class TrainedWorker(KeepsState):
         options: Mapping[str, Any],
         watch: Stopwatch,
         sums: MetricSums,
-    ) -> tuple[Movement | None, int]:
-        """Gradients of one mini-batch; returns how far the policy moved and how many padded tokens were computed."""
+    ) -> Movement | None:
+        """Gradients of one mini-batch; returns how far the policy moved."""
         moved: Movement | None = None
-        padded_tokens = 0
         for index, row_ids in enumerate(mini.micro_batches):
             set_gradient_sync(self.module, is_last=index == len(mini.micro_batches) - 1)
             batch = self.micro_batch(rows, row_ids)
@@ -116,10 +114,9 @@ class TrainedWorker(KeepsState):
                 moved = movement if moved is None else _merge(moved, movement)
             if row_ids:
                 sums.add(metrics)
-                padded_tokens += batch["input_ids"].numel()
             else:
                 sums.add({f"{self.role}/padding_micro_batches": torch.ones(())})
-        return moved, padded_tokens
+        return moved
 
     def _agree(self, moved: Movement | None) -> Movement | None:
         """The movement over all data-parallel ranks: sums added, the maximum compared."""
@@ -149,7 +146,7 @@ class TrainedWorker(KeepsState):
                 sum_partial_gradients(parameters, self.partial_gradients, self.layout.group("tp"))
         return self.optimizer.grad_norm()
 
-    def _note_work(self, rows: TensorDictBase, plan: UpdatePlan, watch: Stopwatch, padded_tokens: int) -> None:
+    def _note_work(self, rows: TensorDictBase, plan: UpdatePlan, watch: Stopwatch, computed: int) -> None:
         lengths = dict(zip(rows["row_ids"].tolist(), rows.get("input_ids").offsets().diff().tolist(), strict=True))
         passes = [ids for mini in plan.mini_batches for ids in mini.micro_batches]
         tokens = sum(lengths[row] for ids in passes for row in ids)
@@ -157,7 +154,7 @@ class TrainedWorker(KeepsState):
             "rows": sum(len(ids) for ids in passes),
             "tokens": tokens,
             "micro_batches": len(passes),
-            "micro_batch_fill": tokens / padded_tokens if padded_tokens else 1.0,
+            "micro_batch_fill": fill_of(tokens, computed),
             "optimizer_steps": self.optimizer.steps,
             "nonfinite_steps": self.optimizer.skipped_steps,
         }

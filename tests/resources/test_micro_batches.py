@@ -7,9 +7,6 @@ from hypothesis import strategies as st
 from resources.micro_batches import (
     Siblings,
     balance_over_ranks,
-    fill_fraction,
-    split_by_count,
-    split_by_tokens,
     split_rows,
 )
 
@@ -17,15 +14,15 @@ lengths = st.lists(st.integers(min_value=0, max_value=50), max_size=40)
 
 
 @given(lengths, st.integers(min_value=1, max_value=9))
-def test_split_by_count_keeps_every_row_once(row_lengths, size):
-    batches = split_by_count(row_lengths, size)
+def test_micro_batches_of_rows_keep_every_row_once(row_lengths, size):
+    batches = split_rows(row_lengths, size, None)
     assert sorted(row for batch in batches for row in batch) == list(range(len(row_lengths)))
     assert all(1 <= len(batch) <= size for batch in batches)
 
 
 @given(lengths, st.integers(min_value=1, max_value=80))
-def test_split_by_tokens_keeps_every_row_once_and_padding_inside_the_budget(row_lengths, budget):
-    batches = split_by_tokens(row_lengths, budget)
+def test_micro_batches_of_tokens_keep_every_row_once_and_padding_inside_the_budget(row_lengths, budget):
+    batches = split_rows(row_lengths, 1, budget)
     assert sorted(row for batch in batches for row in batch) == list(range(len(row_lengths)))
     for batch in batches:
         padded = len(batch) * max(row_lengths[row] for row in batch)
@@ -57,19 +54,18 @@ def test_rows_with_siblings_are_kept_once_each_and_inside_the_budget(rows, size,
 
 
 def test_siblings_stand_together_where_their_prompt_is_worth_it():
-    """Prompts of 20 tokens, responses of 2 and 3: a pass of both siblings reads 25 tokens, of two strangers 46."""
+    """Prompts of 20 tokens, responses of 2 and 3: a pass of both siblings reads 25 tokens, of two strangers 45."""
     long = Siblings(groups=[0, 1, 0, 1], prompts=[20] * 4)
     assert split_rows([23, 23, 22, 22], 2, None, long) == [[0, 2], [1, 3]]
     assert split_rows([23, 23, 22, 22], 2, None) == [[0, 1], [2, 3]]
 
 
 def test_similar_lengths_share_a_micro_batch():
-    assert split_by_count([9, 1, 8, 2], 2) == [[0, 2], [3, 1]]
-    assert fill_fraction([9, 1, 8, 2], [[0, 2], [3, 1]]) == 20 / 22
+    assert split_rows([9, 1, 8, 2], 2, None) == [[0, 2], [3, 1]]
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: split_by_count([1], 0), lambda: split_by_tokens([1], 0), lambda: balance_over_ranks([1], 0)]
+    "call", [lambda: split_rows([1], 0, None), lambda: split_rows([1], 1, 0), lambda: balance_over_ranks([1], 0)]
 )
 def test_sizes_below_one_are_refused(call):
     with pytest.raises(ValueError, match="at least 1"):

@@ -1,4 +1,4 @@
-"""Siblings that read their prompt once, against the same rows apart."""
+"""Rows without padding and repeated prompts, against the same rows apart."""
 
 from collections.abc import Callable
 
@@ -17,8 +17,8 @@ from transformers import (
 
 from configs.model import ModelConfig, ModelShape
 from resources.models.causal_lm import build_causal_lm
+from resources.models.packed_rows import can_pack, pack_rows
 from resources.models.policy import PolicyModel
-from resources.models.shared_prompts import can_share, share_prompts
 
 SHAPE = ModelShape(
     num_layers=2, hidden_size=32, intermediate_size=64, num_heads=4, num_kv_heads=2, vocab_size=100, max_positions=64
@@ -61,27 +61,46 @@ def following(x: Tensor) -> Tensor:
     return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], dim=1)
 
 
-def test_a_prompt_of_three_and_two_responses_become_one_sequence():
+def test_a_prompt_of_three_and_two_responses_stand_once_each():
     ids, mask = rows_of([[5, 6, 7]], [[[8, 9], [10]]])
-    shared = share_prompts(ids, following(mask), 32)
-    assert shared is not None
+    packed = pack_rows(ids, following(mask))
+    assert packed is not None
     # The last token of a response predicts nothing that is wanted, so it is not read; 10 needs the prompt alone.
-    assert shared.input_ids.tolist() == [[5, 6, 7, 8]]
-    assert shared.position_ids.tolist() == [[0, 1, 2, 3]]
-    assert shared.wanted.tolist() == [2, 3, 2]
-    assert shared.attention[0, 0].tolist() == torch.ones(4, 4).tril().bool().tolist()
+    assert packed.input_ids.tolist() == [[5, 6, 7, 8]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3]]
+    assert packed.wanted.tolist() == [2, 3, 2]
+    assert packed.rows.origin.tolist() == [0, 1, 2, 3]
+    assert packed.rows.place[:, :3].tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
-def test_a_response_attends_to_the_prompt_and_itself_at_its_own_positions():
-    ids, mask = rows_of([[5, 6, 7, 8]], [[[10, 11, 12], [20, 21, 22]]])
-    shared = share_prompts(ids, following(mask), 32)
-    assert shared is not None
-    assert shared.input_ids.tolist() == [[5, 6, 7, 8, 10, 11, 20, 21]]
-    assert shared.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 4, 5]]
-    assert shared.wanted.tolist() == [3, 4, 5, 3, 6, 7]
-    looks = shared.attention[0, 0].int().tolist()
-    assert looks[5] == [1, 1, 1, 1, 1, 1, 0, 0]
-    assert looks[7] == [1, 1, 1, 1, 0, 0, 1, 1]
+def test_responses_of_two_groups_follow_their_prompts_at_their_own_positions():
+    ids, mask = rows_of([[5, 6, 7, 8], [9, 9]], [[[10, 11, 12], [20, 21]], [[30, 31], [40, 41, 42]]])
+    packed = pack_rows(ids, following(mask))
+    assert packed is not None
+    assert packed.input_ids.tolist() == [[5, 6, 7, 8, 10, 11, 20, 9, 9, 30, 40, 41]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 4, 0, 1, 2, 2, 3]]
+    # Rows in order: first responses to both prompts, then second ones; where a row has ended stands anything.
+    assert packed.rows.place.tolist() == [
+        [0, 1, 2, 3, 4, 5],
+        [7, 8, 9, 0, 0, 0],
+        [0, 1, 2, 3, 6, 0],
+        [7, 8, 10, 11, 0, 0],
+    ]
+    assert packed.rows.origin.tolist() == [0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 20, 21]
+    assert packed.wanted.tolist() == [3, 4, 5, 8, 9, 3, 6, 8, 10, 11]
+
+
+def test_dealing_out_and_packing_are_inverse_and_sum_the_gradients_of_copies():
+    ids, mask = rows_of([[5, 6, 7]], [[[8, 9], [10, 11]]])
+    packed = pack_rows(ids, following(mask))
+    assert packed is not None
+    states = torch.randn(1, 2, 5, 3).requires_grad_()
+    dealt = packed.rows.deal_out(states)
+    assert dealt.shape == (2, 2, 4, 3)
+    assert torch.equal(packed.rows.pack(dealt.transpose(1, 2)), states.transpose(1, 2))
+    dealt.sum().backward()
+    assert states.grad is not None
+    assert states.grad[0, 0, :, 0].tolist() == [2.0, 2.0, 2.0, 1.0, 1.0], "the prompt stands in both rows"
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -138,28 +157,63 @@ def test_the_same_rows_give_the_same_bits_each_time():
     assert torch.equal(*gradients)
 
 
-def test_rows_without_siblings_or_without_anything_wanted_go_as_they_are():
-    ids, mask = groups(siblings=1)
-    assert share_prompts(ids, following(mask), 32) is None
-    assert share_prompts(ids, torch.zeros_like(mask), 32) is None
+def test_rows_as_long_as_each_other_without_siblings_or_anything_wanted_go_as_they_are():
+    ids, mask = rows_of([[5, 6], [7, 8]], [[[9, 9, 9, 9, 9, 9, 9, 9, 9]]] * 2)
+    assert pack_rows(ids, following(mask)) is None
+    assert pack_rows(ids, torch.zeros_like(mask)) is None
 
 
-def test_long_responses_to_a_short_prompt_cost_less_apart():
-    """512 + 8 tokens each: the mask over all of them would be looked at in full."""
-    ids, mask = rows_of([list(range(4, 12))], [[[20 + g] * 512 for g in range(8)]])
-    assert share_prompts(ids, following(mask), 32) is None
+def test_padding_is_left_out_without_siblings_too():
+    ids, mask = rows_of([[5, 6], [7, 8]], [[[9] * 9], [[9]]])
+    packed = pack_rows(ids, following(mask))
+    assert packed is not None
+    assert packed.input_ids.tolist() == [[5, 6, *[9] * 8, 7, 8]]
 
 
-def test_a_window_and_another_attention_do_not_share():
+def test_a_window_and_another_attention_are_not_packed():
     slides = MistralForCausalLM(MistralConfig(**SIZES, **HEADS, sliding_window=16))
-    assert not can_share(slides, slides.model)
+    assert not can_pack(slides, slides.model)
     eager = build_causal_lm(TINY.model_copy(update={"attention": "eager"}), 0)
-    assert not can_share(eager, eager.model)
+    assert not can_pack(eager, eager.model)
     assert not PolicyModel(eager, shares_prompts=True).shares_prompts
 
 
-def test_a_model_that_does_not_read_its_positions_does_not_share():
+def test_a_model_that_does_not_read_its_positions_is_not_packed():
     model = build_causal_lm(TINY, 0)
     plain = model.model.forward
     model.model.forward = lambda position_ids=None, **rest: plain(**rest)
-    assert not can_share(model, model.model)
+    assert not can_pack(model, model.model)
+
+
+def test_a_model_whose_layers_take_no_more_than_they_name_is_not_packed():
+    model = build_causal_lm(TINY, 0)
+    plain = model.model.forward
+    model.model.forward = lambda input_ids=None, attention_mask=None, position_ids=None, use_cache=None: plain(
+        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache
+    )
+    assert not can_pack(model, model.model)
+
+
+def test_a_layer_that_refuses_rows_is_found_when_the_model_is_loaded():
+    model = build_causal_lm(TINY, 0)
+    layer = model.model.layers[1]
+    plain = layer.forward
+    layer.forward = lambda hidden, attention_mask=None, position_ids=None, position_embeddings=None, **rest: (
+        plain(hidden, attention_mask=attention_mask, position_ids=position_ids, position_embeddings=position_embeddings)
+        if "rows" not in rest
+        else no_rows()
+    )
+
+    def no_rows() -> Tensor:
+        raise TypeError("forward() got an unexpected keyword argument 'rows'")
+
+    assert not can_pack(model, model.model)
+
+
+def test_the_policy_counts_the_tokens_it_computes():
+    ids, mask = rows_of([[5, 6, 7]], [[[8, 9], [10, 11]]])
+    policy = PolicyModel(build_causal_lm(TINY, 0), shares_prompts=True)
+    policy(ids, mask)
+    assert policy.tokens_computed == 5
+    policy(ids, mask, position_ids=torch.arange(5).expand(2, 5))
+    assert policy.tokens_computed == 5 + 10
