@@ -18,7 +18,7 @@ DEFAULTS = {
     # (a step of the quick start on two cores beside other work: 44 s spinning, 3 s sleeping). But not at once: a pass
     # is thousands of parallel regions, and a thread that slept between two has to be woken (docs/benchmarks.md).
     "OMP_WAIT_POLICY": "PASSIVE",
-    "GOMP_SPINCOUNT": "1000",
+    "GOMP_SPINCOUNT": "3000",
     "KMP_BLOCKTIME": "0",
 }
 """Telemetry to outside is off; Ray's listeners are on all interfaces whatever they are told, so its token stays on."""
