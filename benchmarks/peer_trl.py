@@ -87,6 +87,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--pure", action="store_true", help="weights in the dtype itself, in place of autocast")
+    parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-5)
@@ -94,7 +95,7 @@ def main() -> int:
     parser.add_argument("--folder", default="trl-output")
     options = parser.parse_args()
     dtype = torch.bfloat16 if options.pure else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=options.attention)
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     rows = [json.loads(line) for line in Path(options.prompts).read_text().splitlines()]
     times = StepTimes()

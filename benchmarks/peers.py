@@ -6,9 +6,9 @@
 TRL: a whole step of GRPO on SmolLM2-135M, 8 prompts x 4 responses, with a KL to the reference; theirs is GRPOTrainer,
 ours is `callsheet train` with Prefect and Ray, the weights' way to the engine included, snapshots for recovery left out
 (TRL takes none). Every response has all its tokens. Ours takes one micro-batch; of TRL's settings the fastest counts:
-autocast or weights in bfloat16, one micro-batch or four. verl: an empty call to two workers, and 256 MiB to two workers
-and a column back. The first step of each side warms up and is left out; ratios are ours over theirs, of medians within
-one run.
+autocast or weights in bfloat16 (with either attention), one micro-batch or four. verl: an empty call to two workers,
+and 256 MiB to two workers and a column back. The first step of each side warms up and is left out; ratios are ours
+over theirs, of medians within one run.
 """
 
 import argparse
@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / ".venv-peers"
 MAX_RATIO = {"bfloat16": 0.50, "float32": 0.60}
 DEADLINE_SECONDS = 3600.0
+PURE = [["--pure"], ["--pure", "--attention", "eager"]]
 LR, KL_COEF = 1e-5, 0.01
 PROMPTS = 8
 NEVER_SAMPLED = (14, "<jupyter_output>")
@@ -252,7 +253,7 @@ def main() -> int:
     elif "trl" in options.only:
         for tokens in options.tokens:
             for dtype in options.dtypes:
-                settings = [[], ["--batch", "8"]] + ([["--pure"]] if dtype == "bfloat16" else [])
+                settings = [[], ["--batch", "8"], *(PURE if dtype == "bfloat16" else [])]
                 chosen = settings[:1] if options.quick else settings
                 figures.append(compare_steps(tokens, dtype, options.steps, chosen, options.num_prompts))
     return report(figures, options.json)

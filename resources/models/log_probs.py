@@ -118,6 +118,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         log_probs = hidden.new_empty(targets.shape, dtype=torch.float32)  # [N, M]
         entropy = hidden.new_zeros(hidden.shape[0] if options.with_entropy else 0, dtype=torch.float32)
         normaliser = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+        logits: Tensor | None = None
         for rows in _chunks(hidden.shape[0], options.chunk_tokens):
             logits = _logits(hidden[rows], weight, bias, options)
             normaliser[rows] = _log_normaliser(logits, options)
@@ -127,6 +128,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 entropy[rows] = -_sum_over_ranks((logits.exp().mul_(logits)).sum(-1), options)
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
         ctx.options = options
+        # The backward pass begins with the last chunk, right after this: its logits (log p with entropies) stay for it.
+        is_wanted = any(ctx.needs_input_grad) and options.shape.softcap is None
+        ctx.last_logits = logits if is_wanted else None
         return log_probs.clamp_(max=0.0), entropy
 
     @staticmethod
@@ -137,11 +141,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         grad_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
-        for rows in _chunks(hidden.shape[0], options.chunk_tokens):
-            logits = _logits(hidden[rows], weight, bias, options)
-            slope = _softcap_slope(logits, options)
+        last, ctx.last_logits = ctx.last_logits, None
+        for rows in reversed(_chunks(hidden.shape[0], options.chunk_tokens)):
+            is_log_p = last is not None and options.with_entropy
+            logits = _logits(hidden[rows], weight, bias, options) if last is None else last
+            last, slope = None, _softcap_slope(logits, options)
             # logits becomes d loss / d logits in place: g (1[target] - p) - h p (log p + H)
-            log_p = logits.sub_(normaliser[rows, None])
+            log_p = logits if is_log_p else logits.sub_(normaliser[rows, None])
             grad = _grad_of_entropy(log_p, entropy[rows], grad_entropy[rows]) if options.with_entropy else None
             p = log_p.exp_().mul_(-grad_log_probs[rows].sum(-1, keepdim=True))
             if grad is not None:

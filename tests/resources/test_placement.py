@@ -166,6 +166,12 @@ def test_ranks_see_their_neighbours_and_their_environment():
     }
 
 
+def test_ranks_on_cpus_keep_their_memory_unless_their_role_says_otherwise():
+    config = with_pool("{nodes: [1], cpus_per_bundle: 4}", "roles.critic.env={MALLOC_TRIM_THRESHOLD_: '131072'}")
+    model = next(rank for rank in placed(config, "(cpu=96)").ranks if "critic" in rank.roles)
+    assert (model.env["MALLOC_MMAP_MAX_"], model.env["MALLOC_TRIM_THRESHOLD_"]) == ("0", "131072")
+
+
 def test_a_roles_own_environment_reaches_its_ranks():
     config = with_pool("{nodes: [1], accelerator: gpu, cpus_per_bundle: 4}", "roles.critic.env={NCCL_DEBUG: WARN}")
     found = placed(config, "(gpu=8,cpu=96)")

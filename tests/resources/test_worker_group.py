@@ -59,11 +59,12 @@ def test_ranks_get_their_environment_before_the_constructor_and_no_torch(group: 
         "MY_FLAG",
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS",
         "WG_PREFIX",
+        "MALLOC_MMAP_MAX_",
     ]
     answers = group.environment(keys)
     assert [[answer[key] for key in keys] for answer in answers] == [
-        ["0", "2", "0", "3", "on", "1", "echo"],
-        ["1", "2", "1", "3", "on", "1", "echo"],
+        ["0", "2", "0", "3", "on", "1", "echo", "0"],
+        ["1", "2", "1", "3", "on", "1", "echo", "0"],
     ]
     assert [fact["rank"] for fact in group.facts()] == [0, 1]
     assert [fact["torch"] for fact in group.facts()] == [False, False]

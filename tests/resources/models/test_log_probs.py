@@ -101,6 +101,20 @@ def test_chunked_equals_whole_in_values_and_gradients(temperature, chunk_tokens,
         torch.testing.assert_close(left, right, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_a_second_backward_pass_finds_the_gradients_of_the_first(with_entropy):
+    """The first one works in the memory of logits that the forward pass has left."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)
+    log_probs, entropy = chunked_log_probs(
+        hidden, weight, torch.tensor([0, 6, 2, 2, 5]), chunk_tokens=3, with_entropy=with_entropy
+    )
+    loss = log_probs.sum() if entropy is None else (log_probs * 0.5 + entropy).sum()
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(first, second, strict=True))
+
+
 def test_no_wanted_token_gives_no_log_probs_and_zero_gradients():
     hidden, weight = torch.randn(0, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
     log_probs, _ = chunked_log_probs(hidden, weight, torch.empty(0, dtype=torch.int64))

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from configs.model import LoraConfig, ModelConfig
+from resources.models.causal_lm import build_causal_lm
 from resources.models.lora import adapter_layers, add_adapters, merged_names, merged_tensors
+from resources.models.policy import PolicyModel
 from tests.resources.workers.ranked_processes import run_ranked
 from tests.resources.workers.tiny import (
     MODEL,
@@ -43,6 +45,29 @@ def test_only_the_adapters_learn_and_the_reference_stays():
     assert torch.equal(reference, after)
     assert not torch.equal(worker.compute_log_probs(rows, TEMPERATURE)[1]["old_log_probs"].values(), after)
     assert all(".lora_" in name for name in worker.state()["tensors"] if name != "rank.rng")
+
+
+def test_siblings_read_their_prompt_once_through_adapters_and_score_as_apart():
+    lm = build_causal_lm(LORA, 0)
+    add_adapters(lm, LORA.lora, 0)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11, 12]])
+    mask = torch.arange(6).expand(2, 6) >= 4
+    found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+    for shares in (True, False):
+        policy = PolicyModel(lm, shares_prompts=shares)
+        assert policy.shares_prompts is shares
+        lm.zero_grad()
+        log_probs = policy(ids, mask)[0]
+        log_probs.sum().backward()
+        gradients = {name: one.grad.clone() for name, one in lm.named_parameters() if one.grad is not None}
+        found.append((log_probs.detach(), gradients))
+    (shared, ours), (apart, theirs) = found
+    torch.testing.assert_close(shared, apart, atol=2e-5, rtol=1e-5)
+    assert largest_gap(ours, theirs) < 2e-4
 
 
 def test_a_target_that_no_layer_is_called_is_refused_although_another_one_is_there():
