@@ -176,10 +176,9 @@ def compare_steps(tokens: int, dtype: str, steps: int, settings: list[list[str]]
         )
     best = min(theirs, key=lambda name: _middle(theirs[name]["seconds"]))
     ratio = _middle(ours["seconds"]) / _middle(theirs[best]["seconds"])
-    note = (
-        f"ours {_middle(ours['seconds']):.2f} s, {_middle(ours['lengths']):.1f} tokens a response; TRL "
-        f"{_middle(theirs[best]['seconds']):.2f} s, {_middle(theirs[best]['lengths']):.1f} tokens ({best})"
-    )
+    each = ", ".join(f"{name} {_middle(side['seconds']):.2f} s" for name, side in theirs.items())
+    lengths = f"{_middle(ours['lengths']):.1f} and {_middle(theirs[best]['lengths']):.1f} tokens a response"
+    note = f"ours {_middle(ours['seconds']):.2f} s, TRL's {each}; {lengths}"
     name = f"step / TRL's, {count} prompts x 4, {tokens} new tokens, {dtype}"
     return Figure(name=name, value=ratio, unit="ratio", target=MAX_RATIO[dtype], note=note)
 

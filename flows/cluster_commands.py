@@ -27,7 +27,7 @@ def clean(
     with _connected(address):
         found = remove(run)
     if found.is_empty:
-        print("nothing was left")
+        print("nothing was left" if run is None else f"nothing was left of a run with the id {run!r}")
     for kind in ("runs", "actors", "placement_groups", "processes"):
         for one in getattr(found, kind):
             print(f"removed {kind.replace('_', ' ')[:-1] if kind != 'processes' else 'process'} {one}")

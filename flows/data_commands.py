@@ -130,6 +130,9 @@ def rollouts(
         found = read_samples_of(files[number])
     except SamplesError as error:
         raise Refused(f"{error}; --iteration chooses another, of {sorted(files)}") from None
+    known = sorted({str(row["source"]) for row in found})
+    if source is not None and source not in known:
+        raise Refused(f"--source is {source!r}; the rows of iteration {number} are of {', '.join(known)}")
     rows = [
         row
         for row in found

@@ -27,8 +27,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _WHOLE: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 """Modules of which this rank's shard is all there is: they stay in the arithmetic's dtype until the weights change."""
-_COPIES: "weakref.WeakKeyDictionary[nn.Module, WorkingCopies]" = weakref.WeakKeyDictionary()
-"""Of modules on one rank whose arithmetic has another dtype than their weights."""
+_COPIES: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[WorkingCopies]]" = weakref.WeakKeyDictionary()
+"""Of modules on one rank whose arithmetic has another dtype than their weights; a module's hook holds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def shard_module(
     module.to(device)
     if layout.world_size == 1:
         if dtype != "float32":
-            _COPIES[module] = WorkingCopies(module, DTYPES[dtype])
+            _COPIES[module] = weakref.ref(WorkingCopies(module, DTYPES[dtype]))
         return module
     rows = layout.dp_size * layout.mesh.sp
     if rows == 1 and dtype == "float32":
@@ -160,8 +160,9 @@ def release_gathered(module: nn.Module) -> None:
     Until then the module's parameters are the gathered ones, in the dtype of the arithmetic: whoever saves, loads or
     sends weights would meet those in place of the float32 masters.
     """
-    if module in _COPIES:
-        _COPIES[module].put_back()
+    copies = _COPIES[module]() if module in _COPIES else None
+    if copies is not None:
+        copies.put_back()
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -119,6 +119,13 @@ def test_fewer_than_one_row_is_refused(limit: str, run: Path, capsys: pytest.Cap
     assert f"--limit is {limit}; it is at least 1" in refusal(capsys, "rollouts", run, "--limit", limit)
 
 
+def test_rows_of_a_source_that_none_is_of_are_refused_with_those_that_are(
+    run: Path, capsys: pytest.CaptureFixture[str]
+):
+    told = refusal(capsys, "rollouts", run, "--source", "nope")
+    assert "--source is 'nope'; the rows of iteration 1 are of" in told
+
+
 @pytest.mark.parametrize("option", ["--html", "--trace"])
 @pytest.mark.parametrize("target", ["samples", "spans.jsonl/page"])
 def test_a_report_that_cannot_be_written_is_refused_with_the_option(

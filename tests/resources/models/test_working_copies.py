@@ -1,11 +1,14 @@
 """Copies in the dtype of the arithmetic: gradients of the plain cast module, on float32 masters."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
+from resources.models.sharding import CommunicationClock, ParallelLayout, release_gathered, shard_module
 from resources.models.working_copies import WorkingCopies
 
 
@@ -78,6 +81,21 @@ def test_masters_are_gone_from_their_places_for_no_longer_than_a_failing_pass():
         model(torch.tensor([[99]]))
     copies.put_back()
     assert all(now is then for now, then in zip(model.parameters(), masters, strict=True))
+
+
+def test_a_module_on_one_rank_is_not_kept_by_what_knows_its_copies():
+    model = TiedModel()
+    shard_module(
+        model, ParallelLayout(), dtype="bfloat16", fsdp=True, device=torch.device("cpu"), clock=CommunicationClock()
+    )
+    model(IDS[0]).backward()
+    assert model.embedding.weight.dtype == torch.bfloat16
+    release_gathered(model)
+    assert model.embedding.weight.dtype == torch.float32
+    kept = weakref.ref(model)
+    del model
+    gc.collect()
+    assert kept() is None
 
 
 def test_recomputed_layers_see_the_copies_too():
