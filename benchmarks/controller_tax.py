@@ -24,7 +24,8 @@ from prefect import flow  # noqa: E402
 from prefect.context import FlowRunContext  # noqa: E402
 
 from benchmarks.figure import Figure, report  # noqa: E402
-from benchmarks.noop_steps import ROLE_POOLS, STEPS, NoopWorker, rollout, run_dag  # noqa: E402
+from benchmarks.noop_steps import ROLE_POOLS, STEPS, rollout, run_dag  # noqa: E402
+from benchmarks.noop_workers import NoopWorker  # noqa: E402
 from configs.pools import PoolConfig  # noqa: E402
 from configs.training import PrefectConfig  # noqa: E402
 from resources.cluster import Cluster  # noqa: E402

@@ -30,8 +30,9 @@ from prefect import flow  # noqa: E402
 
 from benchmarks.charts import Series, line_chart  # noqa: E402
 from benchmarks.figure import Figure, report  # noqa: E402
-from benchmarks.growth_steps import GROWTH_STEPS, StoringWorker, batch_id_of, one_iteration  # noqa: E402
+from benchmarks.growth_steps import GROWTH_STEPS, batch_id_of, one_iteration  # noqa: E402
 from benchmarks.noop_steps import ROLE_POOLS  # noqa: E402
+from benchmarks.noop_workers import StoringWorker  # noqa: E402
 from configs.load import load_config  # noqa: E402
 from configs.pools import PoolConfig  # noqa: E402
 from configs.run import RunConfig  # noqa: E402

@@ -2,30 +2,14 @@
 
 from typing import Any
 
-import numpy as np
 from prefect import flow
 from prefect.context import FlowRunContext
 
-from benchmarks.noop_steps import STEPS, NoopWorker, run_dag
-from resources.dispatch import Dispatch, dispatch
+from benchmarks.noop_steps import STEPS, run_dag
 from tasks.replies import call
 from tasks.runner import ON_POOLS
 from tasks.step import StepResult, step
 from tasks.subflow import iteration_run_name
-
-ROW_BYTES, ROWS = 2**14, 64
-"""A megabyte an iteration."""
-
-
-class StoringWorker(NoopWorker):
-    """Answers at once, and can leave rows in the store. Needs no torch."""
-
-    @dispatch(Dispatch.RANK_ZERO, bulk=True)
-    def rows(self, iteration: int) -> tuple[dict[str, Any], Any]:
-        """New rows, as a rollout makes them."""
-        row_ids = list(range(iteration * ROWS, (iteration + 1) * ROWS))
-        data = {"row_ids": np.array(row_ids), "input_ids": np.zeros((ROWS, ROW_BYTES), dtype=np.uint8)}
-        return {"shard": {"row_ids": row_ids, "columns": ["input_ids", "row_ids"]}}, data
 
 
 def batch_id_of(iteration: int) -> str:

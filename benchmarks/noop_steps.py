@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from resources.dispatch import Dispatch, dispatch
 from resources.store import BatchHandle
 from tasks.collect import collect
 from tasks.host import host
@@ -18,15 +17,6 @@ ROLE_POOLS = {
     "critic": "training",
     "actor": "training",
 }
-
-
-class NoopWorker:
-    """Answers at once."""
-
-    @dispatch(Dispatch.BROADCAST)
-    def work(self) -> int:
-        """Nothing."""
-        return 1
 
 
 def _noop(name: str, role: str) -> Step:
