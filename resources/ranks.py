@@ -13,7 +13,7 @@ AXES: tuple[str, ...] = ("pp", "dp", "sp", "tp")
 """Mesh axes, slowest first: neighbours in rank are tensor-parallel peers."""
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """What a process that computes on CPUs tells glibc: keep what one step has freed for the next. Pages that went back to
-the system have to be zeroed and mapped anew, a fifth of an update (docs/benchmarks.md). A role's `env` may differ."""
+the system have to be zeroed and mapped anew (docs/benchmarks.md). A role's `env` may differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

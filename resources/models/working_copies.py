@@ -1,7 +1,7 @@
 """Mixed precision on one rank: float32 masters, and copies of them in the arithmetic's dtype while passes run.
 
 FSDP2 does the same when it gathers, but through a flat buffer, a collective among one rank and a reduction that divides
-by 1: on two cores a fifth of an update of SmolLM2-135M, for nothing (`python -m benchmarks.train_step`).
+by 1 (docs/benchmarks.md).
 """
 
 import weakref
