@@ -18,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "callsheet_rows"
 LONGEST_OF_MATMULS = 384
-"""Tokens of a row; beyond, the kernel of `sdpa` is as fast (AMD EPYC of 2 cores: 2.9 times slower at 62, 1.8 at 158)."""
+"""Tokens of a row; above, the kernel of `sdpa` is as good (2 cores of an EPYC: 2.9 times slower at 62, 1.8 at 158)."""
 _SCORES_BYTES = 1 << 23
 """Scores that are in memory at one time, a row's at least."""
 
