@@ -50,6 +50,7 @@ SETTINGS = (
     "data.system_prompt=null",
     "rollout.group_size=4",
     "rollout.max_running_sequences=32",
+    "rollout.enforce_eager=false",
     f"actor.optimizer={{lr: {LR}}}",
     "actor.micro_batch_size=32",
     "validation.every=0",

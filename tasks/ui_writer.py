@@ -18,9 +18,15 @@ Write = Callable[[SyncPrefectClient], None]
 class UiWriter:
     """Does writes in order; a newer write of the same key replaces one that still waits."""
 
-    def __init__(self, every_seconds: float = 2.0) -> None:
-        """`every_seconds`: pause between two rounds of writes, which bounds what the UI costs the machine."""
-        self._every = every_seconds
+    def __init__(self, every_seconds: float = 2.0, after_seconds: float = 0.5) -> None:
+        """When to write.
+
+        Args:
+            every_seconds: pause between two rounds of writes, which bounds what the UI costs the machine.
+            after_seconds: pause before each round. An iteration puts its writes just before the next subflow is
+                opened, and SQLite refuses one of two writers that meet.
+        """
+        self._every, self._after = every_seconds, after_seconds
         self._waiting: OrderedDict[str, Write] = OrderedDict()
         self._changed = threading.Condition()
         self._closing = False
@@ -57,6 +63,7 @@ class UiWriter:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
+                self._changed.wait_for(lambda: self._closing, timeout=self._after)
                 batch, self._waiting = self._waiting, OrderedDict()
                 if not batch and self._closing:
                     return

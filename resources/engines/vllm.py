@@ -49,6 +49,11 @@ with process_state_kept():
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.sample import sampler
 
+if current_platform.is_cpu():
+    # vLLM 0.32 cannot load what it compiled ahead of time for a CPU, and compiles again at every start (40 s); what
+    # torch keeps of a compiled model it can.
+    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+
 logger = logging.getLogger(__name__)
 
 TIED_HEAD = "lm_head.weight"

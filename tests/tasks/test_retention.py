@@ -45,7 +45,7 @@ def test_old_iterations_go_by_the_chunk_with_their_task_rows_and_the_newest_stay
         if all(len(task_rows(run)) == 3 for run in runs):
             break
         time.sleep(0.1)
-    with UiWriter(every_seconds=0.0) as writer:
+    with UiWriter(every_seconds=0.0, after_seconds=0.0) as writer:
         retention = Retention(writer, keep_iterations=1, chunk=2)
         for run in runs:
             retention.ended(run)
@@ -59,7 +59,7 @@ def test_old_iterations_go_by_the_chunk_with_their_task_rows_and_the_newest_stay
 def test_each_kind_is_one_artifact_however_many_iterations(prefect_session: None):
     @flow
     def training():
-        with UiWriter(every_seconds=0.0) as writer:
+        with UiWriter(every_seconds=0.0, after_seconds=0.0) as writer:
             shown = RunArtifacts(writer, "My.Run_1", num_iterations=4, curves=("reward/score_mean",))
             for number in range(3):
                 span = TaskSpan(iteration=number, task="rollout", started=1.0, ended=1.5 + number)
@@ -87,7 +87,7 @@ def test_each_kind_is_one_artifact_however_many_iterations(prefect_session: None
 
 def test_a_newer_write_replaces_one_that_waits(prefect_session: None):
     gate, done = threading.Event(), []
-    with UiWriter(every_seconds=0.0) as writer:
+    with UiWriter(every_seconds=0.0, after_seconds=0.0) as writer:
         writer.put("gate", lambda client: gate.wait(10) and None)
         for number in range(3):
             writer.put("table", lambda client, number=number: done.append(number))
@@ -101,7 +101,7 @@ def test_an_api_that_fails_is_counted_and_stops_nothing(prefect_session: None):
         raise httpx.ConnectError("gone")
 
     done = []
-    with UiWriter(every_seconds=0.0) as writer:
+    with UiWriter(every_seconds=0.0, after_seconds=0.0) as writer:
         writer.put("bad", refuse)
         writer.put("good", lambda client: done.append(1))
     assert writer.num_failed == 1
