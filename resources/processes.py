@@ -17,7 +17,7 @@ from resources.failures import Failure, GroupFacts, RankFacts
 from resources.node_resources import ray_name
 from resources.pools import Claim, ResourcePool, round_down
 from resources.process_facts import host_identity
-from resources.ranks import KEPT_MEMORY, check_distinct_devices, check_user_env, rank_env
+from resources.ranks import check_distinct_devices, check_user_env, memory_env, rank_env
 from resources.ray_state import actor_id_of, is_actor_dead
 from resources.registry import drop_card
 from resources.worker_process import AsyncWorkerProcess, RoleSetup, Seat, WorkerProcess, import_worker
@@ -229,19 +229,23 @@ class Processes:
         return actor_class.options(**options).remote(seat)
 
     def _accelerator_options(self) -> dict[str, Any]:
-        resource = ray_name(self.pool.config.accelerator)
-        if resource is None:
-            return {}
-        amount = round_down(self.pool.config.accelerators_per_bundle * self.claim.fraction)
-        if amount == 0:
+        resource, amount = ray_name(self.pool.config.accelerator), self._accelerators
+        if resource is None or not amount:
             return {}
         return {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
+
+    @property
+    def _accelerators(self) -> float:
+        """Of a rank, as Ray counts them."""
+        if ray_name(self.pool.config.accelerator) is None:
+            return 0.0
+        return round_down(self.pool.config.accelerators_per_bundle * self.claim.fraction)
 
     def _process_env(self) -> dict[str, str]:
         """What must stand before Python imports anything; the same for every rank."""
         given = [spec.threads for spec in self.specs if spec.threads is not None]
         threads = str(max(given) if given else max(1, int(self.claim.cpus)))
-        env = dict(self.home.worker_env) | ({} if self._accelerator_options() else KEPT_MEMORY)
+        env = {**self.home.worker_env, **memory_env(self._accelerators)}
         if self.is_detached:
             env.pop(CONTROLLER_KEY, None)  # It marks what ends with the controller.
         for spec in self.specs:

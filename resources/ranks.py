@@ -16,6 +16,15 @@ KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 the system have to be zeroed and mapped anew (docs/benchmarks.md). A role's `env` may differ."""
 
 
+def memory_env(accelerators: float) -> Mapping[str, str]:
+    """What a rank with so many accelerators tells glibc; nothing where the large tensors lie on those.
+
+    >>> memory_env(0.5)
+    {}
+    """
+    return {} if accelerators else KEPT_MEMORY
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundlePlace:
     """Where one bundle of a pool landed."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
@@ -206,6 +207,12 @@ def test_a_server_that_does_not_answer_is_named_within_seconds():
     ):
         pass
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_the_embedded_server_hands_out_no_tokens_so_its_clients_ask_for_none(api: str):
+    assert httpx.get(f"{api}/csrf-token", params={"client": "test"}).status_code == 422
+    assert not get_client(sync_client=True)._client.enable_csrf_support
 
 
 @pytest.mark.slow
