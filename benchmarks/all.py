@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 NAMES = (
-    "dispatch", "train_step", "update_settings", "rollout", "compiled_sampling", "weight_sync", "reward_loop", "controller_tax",
-    "telemetry", "telemetry_on_off", "checkpoint", "servers", "async_depth", "iteration", "whatif",
+    "dispatch", "train_step", "update_settings", "rollout", "compiled_sampling", "weight_sync", "reward_loop",
+    "controller_tax", "telemetry", "telemetry_on_off", "checkpoint", "servers", "async_depth", "iteration", "whatif",
 )  # fmt: skip
 DEADLINE_SECONDS = 1800.0
 
