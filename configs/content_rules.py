@@ -41,6 +41,19 @@ def graders_cover_sources(config: "RunConfig") -> Iterator[Problem]:
                 )
 
 
+def rewards_can_differ(config: "RunConfig") -> Iterator[Problem]:
+    """A source whose graders all weigh nothing gives every response the same reward, and nothing is learned from it."""
+    if config.algorithm.name == "distillation":
+        return
+    graders = config.reward.graders
+    for source in config.data.sources:
+        scoring = [(index, one) for index, one in enumerate(graders) if not one.sources or source.name in one.sources]
+        if scoring and not any(one.weight for _, one in scoring):
+            index = scoring[0][0]
+            rule = f"no grader of source {source.name!r} has another weight, so that all its rewards would be 0"
+            yield Problem(f"reward.graders.{index}.weight", 0.0, rule, "give one of them a weight, for example 1")
+
+
 def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
     """Validating on nothing would report nothing."""
     if config.validation.every and not config.validation.sources:
@@ -332,6 +345,7 @@ def _actor_and_rollout_share_a_process(config: "RunConfig") -> bool:
 
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
+    rewards_can_differ,
     validation_has_prompts,
     held_out_rows_are_others,
     best_checkpoint_is_measured,

@@ -89,10 +89,12 @@ def plan(
     Without --nodes and --address it plans for this machine. Exit code 0 when it fits, 2 when it does not.
     """
     from resources.plan import build_plan, local_nodes
+    from tasks.graders_of import check_grader_options
 
     if nodes is not None and address is not None:
         raise Refused(f"--nodes is {nodes!r} and --address is {address!r}; give one of them")
     checked = load_config(config, set_)
+    check_grader_options(checked)
     sheet = build_plan(checked, _nodes(nodes, address) or local_nodes(checked))
     expected = _expected(checked, run) if run is not None else None
     if json_:

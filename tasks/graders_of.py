@@ -53,6 +53,19 @@ def check_graders(config: RunConfig) -> None:
         raise ConfigError(config.name, problems)
 
 
+def check_grader_options(config: RunConfig) -> None:
+    """As `check_graders`, but for the keys, which the machine that plans a run need not have."""
+    graders = tuple(_without_key(grader) for grader in config.reward.graders)
+    check_graders(config.model_copy(update={"reward": config.reward.model_copy(update={"graders": graders})}))
+
+
+def _without_key(grader: GraderConfig) -> GraderConfig:
+    if grader.judge is None:
+        return grader
+    judge = grader.judge.model_copy(update={"api_key_env": None, "api_key_block": None})
+    return grader.model_copy(update={"judge": judge})
+
+
 def build_grader(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, str] | None = None) -> Grader:
     """One of them; see `build_graders`."""
     fields: dict[str, Any] = {

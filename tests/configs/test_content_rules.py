@@ -37,6 +37,23 @@ def test_a_rule_sees_no_group():
     assert "is group-wise" in the_problem("quickstart", grader("function: exact_answer, is_group_wise: true"))
 
 
+def test_graders_that_all_weigh_nothing_are_refused_for_the_source_that_they_score():
+    said = the_problem("quickstart", grader("function: exact_answer, weight: 0"))
+    assert said.startswith("reward.graders.0.weight is 0.0; no grader of source 'sorting' has another weight")
+
+
+@pytest.mark.parametrize("weight", ["0.1", "-1"])
+def test_a_grader_of_no_weight_may_stand_beside_one_that_counts(weight: str):
+    of_none, counts = (
+        f"{{name: {name}, function: exact_answer, weight: {one}}}" for name, one in (("a", 0), ("b", weight))
+    )
+    assert problems("quickstart", f"reward.graders=[{of_none}, {counts}]") == []
+
+
+def test_a_student_that_its_teacher_alone_rewards_needs_no_weight():
+    assert problems("quickstart-distillation", grader("function: exact_answer, weight: 0")) == []
+
+
 NO_ADDRESS = ["nope", "ftp://h/x", "http://", "http:///x", "h:8000", "//h", " http://h", "http://h h/x", "http://h:x/",
               "http://h:99999/", "http://[::1/x", ""]  # fmt: skip
 

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from resources.code_grader import CodeSettings
 from resources.graders import Grader
 from resources.judge import HttpSettings, JudgeSettings
-from tasks.graders_of import build_graders, check_graders
+from tasks.graders_of import build_graders, check_grader_options, check_graders
 from tasks.rewards.table import GRADERS
 
 KEY = "sk-very-secret"
@@ -146,6 +146,13 @@ def test_every_grader_that_cannot_be_built_is_told():
 def test_a_key_in_a_block_is_not_asked_for_before_the_start():
     judge = "{name: g, kind: judge, judge: {base_url: 'http://h/v1', api_key_block: no-such-block}}"
     check_graders(load_config("quickstart", [f"reward.graders=[{judge}]"]))
+
+
+def test_a_plan_needs_no_key_but_tells_a_wrong_option():
+    judge = "{name: g, kind: judge, judge: {base_url: 'http://h/v1', api_key_env: NO_SUCH_KEY_HERE}%s}"
+    check_grader_options(load_config("quickstart", [f"reward.graders=[{judge % ''}]"]))
+    with pytest.raises(ConfigError, match="judge grader 'g' has no option 'no_such'"):
+        check_grader_options(load_config("quickstart", [f"reward.graders=[{judge % ', options: {no_such: 1}'}]"]))
 
 
 def test_the_config_knows_every_rule_and_no_other():
