@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_HOST_AND_PORT = re.compile(r"^[^\s/@]+:(?!0+$)(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])$")
 _METRIC_ROLES = ("validation", "reward", "rollout", "advantage", "actor", "critic", "teacher", "reward_model", "sft")
 _IMPORT_PATH = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
@@ -126,6 +127,10 @@ def _query(address: str) -> str:
 
 def addresses_are_whole(config: "RunConfig") -> Iterator[Problem]:
     """A service is asked over HTTP: what is no such address would fail for each response, hours later."""
+    cluster = config.ray.address
+    if cluster is not None and not _HOST_AND_PORT.match(cluster):
+        rule = "a Ray cluster is a host and a port below 65536, without http://"
+        yield Problem("ray.address", cluster, rule, "for example 10.0.0.1:6379, or leave it out to start one here")
     given = {"prefect.api_url": config.prefect.api_url}
     for index, grader in enumerate(config.reward.graders):
         given[f"reward.graders.{index}.url"] = grader.url

@@ -45,7 +45,8 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
     from resources.run_summary import finished_summary
 
     try:
-        RunDirectory.open(run)
+        if RunDirectory.open(run).is_side_run:
+            raise RunDirectoryError(f"{run} is of `callsheet sft` or `evaluate`, which begin anew: call that again")
     except RunDirectoryError as error:
         return _refuse(str(error), json_)
     config = load_config(run / "config.yaml")

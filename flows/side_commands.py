@@ -133,7 +133,7 @@ def _run(config: "RunConfig", flow: Callable[[], dict[str, Any]], as_json: bool)
     with ExitStack() as stack:
         stack.enter_context(lasting_stderr())
         try:
-            check_start(config)
+            check_start(config, trains=False)
             url = stack.enter_context(prefect_api(config.prefect))
             print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
             with without_traceback((*REFUSALS, ConfigError)):

@@ -217,9 +217,9 @@ def _files(folder: Path) -> Iterator[Path]:
 def _check_lines(metrics: Path, manifest: Manifest) -> None:
     """Raises CheckpointError unless `metrics` begins with a line for each iteration of the checkpoint."""
     counted = metrics.read_bytes()[: manifest.metrics_bytes] if metrics.is_file() else b""
-    whole = counted.count(b"\n")
+    whole, written = counted.count(b"\n"), manifest.iteration
     if manifest.metrics_bytes and (len(counted) < manifest.metrics_bytes or not counted.endswith(b"\n")):
-        raise CheckpointError(
-            f"iteration {manifest.iteration}: {metrics.name} has {whole} whole lines of the {manifest.iteration} that"
-            " were written by then"
-        )
+        what = f"has {whole} whole lines of the {written} that were written by then"
+        if whole >= written:
+            what = f"was changed since: its first {manifest.metrics_bytes} bytes were {written} lines; put it back"
+        raise CheckpointError(f"iteration {written}: {metrics.name} {what}")

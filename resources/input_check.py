@@ -16,6 +16,7 @@ from configs.run import RunConfig
 from resources.import_paths import add_import_paths
 from resources.memory import models_of
 from resources.model_shapes import read_shape, shape_contradictions
+from resources.prompt_sources import load_rows
 from resources.prompt_tables import PromptError
 from resources.row_counts import count_rows, shortages
 from resources.weight_files import damaged_models
@@ -35,11 +36,18 @@ def check_inputs(config: RunConfig) -> None:
     models = damaged or _model_problems(config)
     problems = [*_absent_folders(config), *models, *problems, *shortages(config, counts)]
     problems += _tool_problems(config)
-    tables = [source for source in config.data.sources if source.kind in READ_FROM_ELSEWHERE]
-    if not problems and tables and sum(counts.values()) <= RENDERED_AT_MOST:
+    if not problems and sum(counts.values()) <= RENDERED_AT_MOST and _is_worth_rendering(config):
         problems = list(_rendering_problems(config))
     if problems:
         raise ConfigError(config.name, problems)
+
+
+def _is_worth_rendering(config: RunConfig) -> bool:
+    """Tables always; what is generated here only where no prompt has as few characters as the limit has tokens."""
+    if any(source.kind in READ_FROM_ELSEWHERE for source in config.data.sources):
+        return True
+    prompts = (str(row.prompt) for source in config.data.sources for row in load_rows(source))
+    return all(len(prompt) > config.data.max_prompt_length for prompt in prompts)
 
 
 def _absent_folders(config: RunConfig) -> Iterator[Problem]:

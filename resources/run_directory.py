@@ -17,6 +17,9 @@ from typing import Any
 
 from configs.yaml_reader import write_plain_yaml
 
+SIDE_RUN = "side-run"
+"""The first event of a folder in which one thing was done alone: a fit, an evaluation. It has nothing to go on with."""
+
 
 class RunDirectoryError(ValueError):
     """A run folder that exists, is missing, or is in use."""
@@ -93,6 +96,11 @@ class RunDirectory:
         if not is_run_folder(path):
             raise RunDirectoryError(f"{path} is no run folder: it has no config.yaml")
         return cls(path)
+
+    @property
+    def is_side_run(self) -> bool:
+        """Whether one thing was done alone here."""
+        return any(event.get("kind") == SIDE_RUN for event in read_lines(self.events))
 
     def acquire(self) -> None:
         """Hold the run's lock until `release` or the end of the process; raises RunDirectoryError when another does."""

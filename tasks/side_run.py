@@ -11,7 +11,8 @@ from typing import Any
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, all_duties, distinct_groups, duties_of, start_process_group
-from resources.run_directory import RunDirectory
+from resources.preference_pairs import check_pairs
+from resources.run_directory import SIDE_RUN, RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
 from tasks.outcome import Outcome
@@ -26,10 +27,13 @@ RESULT = "result.json"
 def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = False) -> Iterator[Session]:
     """A new run folder with workers for `duties` alone; with `fits` the actor has the optimizer that `sft` names.
 
-    Raises what `open_session` raises.
+    Raises ConfigError for what the config asks that cannot be, and what `open_session` raises.
     """
-    check_start(config)
+    check_start(config, trains=False)
+    if "preferences" in duties:
+        check_pairs(config)
     config, directory = open_directory(config, None)
+    directory.event(SIDE_RUN, duties=sorted(duties))
     try:
         with open_session(config, directory) as run:
             check_from_nodes()

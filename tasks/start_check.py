@@ -22,14 +22,18 @@ OF_THE_RESPONSE_ALONE = ("overlong_penalty", "response_format")
 _EMPTY = {"prompt": "", "response": "", "answer": "", "extra": {"response_length": 0, "finish_reason": "stop"}}
 
 
-def check_start(config: RunConfig) -> None:
-    """Raises ConfigError with every problem; see `check_inputs` for clusters elsewhere."""
+def check_start(config: RunConfig, *, trains: bool = True) -> None:
+    """Raises ConfigError with every problem; see `check_inputs` for clusters elsewhere.
+
+    `trains`: it is a run of iterations, and not one that fits or evaluates alone.
+    """
     problems: list[Problem] = []
     try:
         check_inputs(config)
     except ConfigError as error:
         problems += error.problems
-    problems += [*_grader_problems(config), *_hook_problems(config)]
+    problems += [*_grader_problems(config), *_hook_problems(config), *_worker_problems(config)]
+    problems += _warm_up_problems(config) if trains else ()
     if problems:
         raise ConfigError(config.name, problems)
 
@@ -62,6 +66,26 @@ def _grader_problems(config: RunConfig) -> Iterator[Problem]:
             except GraderImportError as error:
                 way_out = "write module:function of something this Python imports; see code.import_paths"
                 yield Problem(f"{path}.function", grader.function, str(error), way_out)
+
+
+def _warm_up_problems(config: RunConfig) -> Iterator[Problem]:
+    if config.sft is not None and config.sft.steps and config.sft.objective != "causal_lm":
+        rule = "before a run only the policy is warmed up, on answers (causal_lm)"
+        way_out = "fit the reward model by `callsheet sft` first, and train with sft=null"
+        yield Problem("sft.objective", config.sft.objective, rule, way_out)
+
+
+def _worker_problems(config: RunConfig) -> Iterator[Problem]:
+    named = {role: where.worker for role, where in config.roles.items() if where.worker is not None}
+    if config.ray.address is not None or not named:
+        return
+    from resources.worker_process import import_worker  # imports Ray
+
+    for role, worker in named.items():
+        try:
+            import_worker(worker)
+        except ValueError as error:
+            yield Problem(f"roles.{role}.worker", worker, str(error), "name a class that this Python imports")
 
 
 def _hook_problems(config: RunConfig) -> Iterator[Problem]:

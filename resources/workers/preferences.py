@@ -12,11 +12,10 @@ from configs.model import ModelConfig
 from resources.batch import make_shard, ragged_from_rows
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import load_tokenizer
-from resources.prompts import Prompt, PromptError, PromptSource
+from resources.preference_pairs import pair_of
+from resources.prompts import Prompt, PromptSource
 
 Status = dict[str, Any]
-REJECTED = "rejected"
-"""Column of the rejected response; the preferred one is the source's `answer_column` (usually `chosen`)."""
 
 
 class PreferenceWorker:
@@ -58,13 +57,7 @@ class PreferenceWorker:
         return {"metrics": {}, "spans": {}}, shard
 
     def _pair(self, prompt: Prompt) -> tuple[list[int], list[int]]:
-        texts = prompt.answer, prompt.extra.get(REJECTED)
-        if not all(isinstance(text, str) and text for text in texts):
-            raise PromptError(
-                f"row {prompt.index} of source {prompt.source!r} is no preference pair: the preferred response is "
-                f"{texts[0]!r:.40} (data.sources[].answer_column) and the rejected one {texts[1]!r:.40} "
-                f"(column {REJECTED!r}); both are texts"
-            )
+        texts = pair_of(prompt.source, prompt.index, prompt.answer, prompt.extra)
         ended = [
             [*self._tokenizer(text, add_special_tokens=False)["input_ids"], cast("int", self._tokenizer.eos_token_id)]
             for text in texts

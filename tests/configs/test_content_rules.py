@@ -72,6 +72,17 @@ def test_what_is_no_address_of_a_service_is_refused(path: str, change: str, addr
     assert said.startswith(f"{path} is {address!r}; the address of a service is http://")
 
 
+@pytest.mark.parametrize("address", ["foo", "foo:", ":6379", "http://h:6379", "h:0", "h:65536", "h:x", "a b:6379", ""])
+def test_what_is_no_host_and_port_is_refused_as_the_address_of_a_cluster(address: str):
+    said = the_problem("quickstart", f"ray.address='{address}'")
+    assert said.startswith(f"ray.address is {address!r}; a Ray cluster is a host and a port below 65536")
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "head:1", "head.example:65535", "[::1]:6379"])
+def test_a_host_and_a_port_are_taken_as_the_address_of_a_cluster(address: str):
+    assert problems("quickstart", f"ray.address='{address}'") == []
+
+
 @pytest.mark.parametrize("address", ["http://h", "https://h/v1", "http://127.0.0.1:8000/x?y=1", "http://[::1]:8000/"])
 def test_an_address_of_a_service_is_taken(address: str):
     assert problems("quickstart", grader(f"kind: http, url: '{address}'")) == []

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from configs.problems import ConfigError
 from configs.run import RunConfig
+from flows.cli import REFUSED
 from flows.evaluation import evaluation
 from flows.ppo import ppo
+from flows.run_commands import resume
 from flows.sft import supervised
 from flows.side_commands import checkpoint_of, model_to_score, renamed
 from resources.samples import read_samples_of, sample_files
@@ -55,3 +58,15 @@ def test_fitting_alone_leaves_a_model_folder(tmp_path: Path):
     result = supervised(small_config(f"run_dir={tmp_path}", "name=fit", "sft.steps=2", "sft.batch_size=8"))
     assert (Path(result["model"]) / "model.safetensors").is_file()
     assert result["metrics"]["actor/optimizer_steps"] == 2
+
+
+def test_a_folder_of_something_done_alone_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    supervised(small_config(f"run_dir={tmp_path}", "name=fit", "sft.steps=1", "sft.batch_size=8"))
+    assert resume(tmp_path / "fit") == REFUSED
+    assert "fit is of `callsheet sft` or `evaluate`, which begin anew: call that again" in capsys.readouterr().err
+
+
+def test_a_reward_model_without_pairs_is_refused_and_leaves_no_folder(tmp_path: Path):
+    with pytest.raises(ConfigError, match="row 0 of source 'sorting' is no preference pair"):
+        supervised(small_config(f"run_dir={tmp_path}", "name=fit", "sft.steps=1", "sft.objective=reward_model"))
+    assert not (tmp_path / "fit").exists()

@@ -103,6 +103,14 @@ def test_a_checkpoint_that_counts_lines_which_are_not_there_is_passed_over(
     assert len(problems) == {3: 0, 1: 1, None: 2}[newest]
 
 
+def test_a_line_that_was_edited_is_told_as_such_and_not_as_lines_that_lack(store: CheckpointStore, tmp_path: Path):
+    save(store, 2, metrics_bytes=8)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("a\nbb\ncccc\n")  # It was "aaa" and "bbb".
+    _, [problem] = store.latest(metrics)
+    assert problem.endswith("metrics.jsonl was changed since: its first 8 bytes were 2 lines; put it back")
+
+
 def test_the_only_whole_checkpoint_is_never_pruned(store: CheckpointStore):
     save(store, 1)
     save(store, 2)

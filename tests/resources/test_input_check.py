@@ -48,6 +48,11 @@ def test_what_can_be_used_is_not_refused(tmp_path: Path):
     assert refused(table(tmp_path, ROWS)) == []
 
 
+def test_generated_prompts_that_are_all_longer_than_the_limit_are_refused():
+    [said] = refused("data.max_prompt_length=3")
+    assert "all 20000 prompts are longer than data.max_prompt_length = 3 tokens; raise it" in said
+
+
 def test_unusable_rows_of_training_and_validation_are_told_together(tmp_path: Path):
     training = table(tmp_path, [{"prompt": None, "answer": "1"}], "training")
     held_out = table(tmp_path, [], "held-out").replace("data.", "validation.").replace("name: s", "name: v")

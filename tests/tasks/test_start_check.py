@@ -91,3 +91,25 @@ def test_hooks_prompts_and_graders_are_told_together():
     ]  # fmt: skip
     assert "algorithm.advantage is 'tests.tasks.hooks_here:demanding'" in found[2]
     assert "algorithm.loss is 'math:nothing'; 'math' has no function or class 'nothing'" in found[3]
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        ("os:path", "module os has no class path"),
+        ("no_such_module:Worker", "does not import: No module named 'no_such_module'"),
+        (f"{HERE}:of_a_group", f"module {HERE} has no class of_a_group"),
+    ],
+)
+def test_a_worker_class_of_the_users_own_that_is_none_is_refused_by_its_key(worker: str, said: str):
+    [problem] = refused(f"roles.actor.worker={worker}")
+    assert problem.startswith(f"roles.actor.worker is {worker!r}; ")
+    assert said in problem
+
+
+def test_a_reward_model_is_not_what_a_run_is_warmed_up_with_but_may_be_fitted_alone():
+    fits = ("sft={steps: 3, objective: reward_model}",)
+    [problem] = refused(*fits)
+    assert problem.startswith("sft.objective is 'reward_model'; before a run only the policy is warmed up")
+    check_start(load_config("quickstart-grpo", fits), trains=False)
+    assert refused("sft={steps: 0, objective: reward_model}") == []
