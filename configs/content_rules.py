@@ -154,8 +154,8 @@ def _is_http(address: str) -> bool:
         return False
 
 
-def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
-    """`module:function` names a function; anything else fails an hour later on another node."""
+def named_code(config: "RunConfig") -> dict[str, str]:
+    """Key -> `module:function` of everything of the user's own that the config names."""
     given = {
         "algorithm.advantage": config.algorithm.advantage,
         "algorithm.loss": config.algorithm.loss,
@@ -173,8 +173,13 @@ def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
         given["rollout.tools.environment"] = config.rollout.tools.environment
     for index, function in enumerate(config.rollout.tools.functions if config.rollout.tools else ()):
         given[f"rollout.tools.functions.{index}"] = function
-    for path, value in given.items():
-        if value is not None and not _IMPORT_PATH.match(value):
+    return {path: value for path, value in given.items() if value is not None}
+
+
+def import_paths_are_whole(config: "RunConfig") -> Iterator[Problem]:
+    """`module:function` names a function; anything else fails an hour later on another node."""
+    for path, value in named_code(config).items():
+        if not _IMPORT_PATH.match(value):
             yield Problem(path, value, "an import path is package.module:name", "for example my_project.rewards:score")
 
 

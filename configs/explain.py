@@ -139,7 +139,14 @@ def suggest(location: tuple[str | int, ...]) -> str | None:
             best, best_score = path, score
     if word in WORDS_OF_OTHERS and best_score < 1.0:
         return WORDS_OF_OTHERS[word]
-    return best
+    return _begun_by(location) or best
+
+
+def _begun_by(location: tuple[str | int, ...]) -> str | None:
+    """The one key of the same section that begins with the word: `targets` for `target_modules`."""
+    begin, section = str(location[-1]).lower().rstrip("s"), _section_at(location[:-1])
+    keys = [key for key in section.model_fields if key.startswith(f"{begin}_")] if section is not None else []
+    return ".".join([*map(str, location[:-1]), keys[0]]) if len(keys) == 1 else None
 
 
 @functools.cache

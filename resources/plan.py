@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from configs.content_rules import named_code
 from configs.layout import placed, process_groups
 from configs.model import ModelShape
 from configs.parallel_rules import shape_problems
@@ -181,7 +182,7 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
         *planned_shortages(config), *damaged_models(config),
     ]  # fmt: skip
     if problems:
-        raise ConfigError("plan", problems)
+        raise ConfigError(config.name, problems)
     placement = fit(config, nodes)
     memory = memory_of_duties(config, shapes)
     algebra = batch_algebra(config)
@@ -190,6 +191,7 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
     remarks = [
         *([] if note is None else [note]),
         *unread_notes(config),
+        *_left_to_the_start(config),
         *_idle_bundles(config),
         *algebra.remarks,
         *_memory_remarks(config, shapes["model"], bundles, algebra),
@@ -210,6 +212,14 @@ def unread_notes(config: RunConfig) -> list[str]:
     """Settings that change nothing under this algorithm; a preset whose algorithm was replaced has some too."""
     algorithm = config.algorithm
     return [f"algorithm.{knob} is set, and {algorithm.name} does not read it" for knob in algorithm.unread()]
+
+
+def _left_to_the_start(config: RunConfig) -> Iterator[str]:
+    """What only the machine that starts the run can look at; a plan may be made elsewhere."""
+    named = [*named_code(config), *(["code.import_paths"] if config.code.import_paths else [])]
+    named += ["model.tokenizer_path"] if config.model.tokenizer_path is not None else []
+    if named:
+        yield f"what these keys name is looked at when a run starts, and was not here: {', '.join(named)}"
 
 
 def _idle_bundles(config: RunConfig) -> Iterator[str]:

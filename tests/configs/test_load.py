@@ -64,6 +64,7 @@ def test_a_malformed_override_is_refused(override: str):
         ("pools.main.nodez=[1]", "did you mean pools.main.nodes?"),
         ("roles.actr.pool=main", "did you mean actor?"),
         ("algorithm.name=grppo", "did you mean grpo?"),
+        ("model.lora={rank: 8, targets: [q_proj]}", "did you mean model.lora.target_modules?"),
         ("data.sources.0.sise=3", "did you mean data.sources.0.size?"),
     ],
 )

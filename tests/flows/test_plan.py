@@ -86,6 +86,16 @@ def test_a_knob_that_the_algorithm_does_not_read_is_told(capsys: pytest.CaptureF
     assert "algorithm.clip_ratio_dual is set, and gspo does not read it" in json.loads(out)["remarks"]
 
 
+def test_what_only_the_start_of_a_run_looks_at_is_named(capsys: pytest.CaptureFixture[str]):
+    _, out, _ = run(capsys, "plan", "quickstart", "--json")
+    assert not any("is looked at" in remark for remark in json.loads(out)["remarks"])
+    settings = ("--set", "algorithm.loss=no_module:loss", "--set", "code.import_paths=[/nowhere]")
+    code, out, _ = run(capsys, "plan", "quickstart", *settings, "--json")
+    said = "what these keys name is looked at when a run starts, and was not here: algorithm.loss, code.import_paths"
+    assert code == 0
+    assert said in json.loads(out)["remarks"]
+
+
 def test_a_model_whose_heads_no_engine_of_the_plan_takes_ends_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
