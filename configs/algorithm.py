@@ -186,7 +186,6 @@ class AlgorithmConfig(Config):
             soft_temperature_negative=self.soft_temperature_negative,
             needs_critic=self.needs_critic,
             needs_reference=self.needs_reference,
-            is_group_relative=self.is_group_relative,
         )
 
 

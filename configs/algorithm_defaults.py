@@ -142,4 +142,3 @@ class ResolvedAlgorithm:
     soft_temperature_negative: float
     needs_critic: bool
     needs_reference: bool
-    is_group_relative: bool

@@ -237,12 +237,3 @@ def _check_box(sandbox: Sandbox) -> None:
             " sandbox: unsafe"
         )
     sandbox._turn = asyncio.Semaphore(sandbox.slots)
-
-
-def has_sandbox() -> str | None:
-    """None where boxes can be made, else the reason."""
-    try:
-        Sandbox(SandboxLimits(), 1)
-    except SandboxUnavailableError as error:
-        return str(error)
-    return None

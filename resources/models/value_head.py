@@ -1,7 +1,5 @@
 """Scalar models on a language model's trunk: the critic (a value a token) and the reward model (a score a sequence)."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
@@ -121,15 +119,3 @@ def load_reward_model(model: ModelConfig) -> ScalarModel:
             f"{model.path} has a {type(head).__name__} as its head; a linear head called `score` is expected"
         )
     return ScalarModel(getattr(loaded, loaded.base_model_prefix).float(), head.float())
-
-
-def save_reward_model(scalar: ScalarModel, folder: Path) -> None:
-    """Write trunk and head so that `load_reward_model` (and `transformers`) reads them."""
-    config = scalar.model.config
-    config.num_labels = 1
-    if config.pad_token_id is None:
-        config.pad_token_id = 0
-    whole = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-    getattr(whole, whole.base_model_prefix).load_state_dict(scalar.model.state_dict())
-    whole.score.load_state_dict(scalar.score.state_dict(), strict=False)
-    whole.save_pretrained(folder)

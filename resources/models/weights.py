@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from resources.models.sharding import DTYPES, local_part
@@ -41,33 +41,6 @@ def in_buckets(
         size += wire.nbytes
     if bucket:
         yield bucket
-
-
-def load_whole_tensors(module: nn.Module, named: Iterable[tuple[str, Tensor]], expected: Iterable[str]) -> None:
-    """Copy whole tensors into the parameters of `module`, cutting them as those lie.
-
-    Raises ValueError when the loaded names are not exactly `expected`, or a shape differs: a skipped tensor would
-    leave old weights in place without a sign.
-    """
-    parameters = dict(module.named_parameters())
-    loaded: set[str] = set()
-    with torch.no_grad():
-        for name, tensor in named:
-            if name not in parameters:
-                continue
-            own = parameters[name]
-            if tuple(own.shape) != tuple(tensor.shape):
-                raise ValueError(
-                    f"tensor {name!r} arrives with shape {tuple(tensor.shape)}; the model has {tuple(own.shape)}"
-                )
-            fill(own, tensor)
-            loaded.add(name)
-    missing, extra = sorted(set(expected) - loaded), sorted(loaded - set(expected))
-    if missing or extra:
-        raise ValueError(
-            f"weights do not match the model: missing {missing[:5]} ({len(missing)} in all), "
-            f"unexpected {extra[:5]} ({len(extra)} in all)"
-        )
 
 
 @torch.no_grad()

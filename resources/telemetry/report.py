@@ -20,9 +20,7 @@ from resources.telemetry.reader import IterationRecord, SpanReader
 from resources.telemetry.search import SearchResult, search_topology
 from resources.telemetry.spans import RunRecord, TaskSpan
 from resources.telemetry.timeline import Kind, Timeline, role_of
-from resources.telemetry.topology import Topology
 from resources.telemetry.verdict import Verdict, choose, judge_run
-from resources.telemetry.whatif import Prediction, predict
 
 METRICS_FILE = "metrics.jsonl"
 _MAX_SAMPLES = 200
@@ -340,11 +338,6 @@ def profile_of_run(run_dir: Path) -> RunProfile:
     """What a run's spans measured. Raises ValueError if no iteration is complete."""
     reader = SpanReader(path=run_dir)
     return measure_profile(list(reader.iterations()), reader.run)
-
-
-def whatif_from_run(run_dir: Path, topology: Topology) -> Prediction:
-    """Predicts another layout from a run's spans. Raises ValueError if no iteration is complete."""
-    return predict(profile_of_run(run_dir), topology)
 
 
 def search_layout(

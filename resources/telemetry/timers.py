@@ -1,11 +1,11 @@
 """Timers that nest: total, self time and count of each name, and the CPU time the timers themselves cost.
 
-One `Timers` belongs to one call in one thread. A child's time is inside its parent's; sums use self times, or top
-level totals, and a sum that would count a moment twice is refused.
+One `Timers` belongs to one call in one thread. A child's time is inside its parent's; sums use self times, which count
+each moment once.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -38,7 +38,6 @@ class Timers:
         self._cpu_clock = cpu_clock
         self._stack: list[_Running] = []
         self._totals: dict[str, list[float]] = {}
-        self._ancestors: dict[str, set[str]] = {}
         self._top_seconds = 0.0
         self.own_cpu_seconds = 0.0
 
@@ -64,11 +63,6 @@ class Timers:
     def names(self) -> list[str]:
         return list(self._totals)
 
-    @property
-    def top_level_seconds(self) -> float:
-        """Time inside any timer, each moment once."""
-        return self._top_seconds
-
     def idle_seconds(self, step_seconds: float) -> float:
         """Time of the step outside every timer. Raises ValueError if the timers ran longer than the step."""
         idle = step_seconds - self._top_seconds
@@ -78,27 +72,14 @@ class Timers:
             )
         return max(0.0, idle)
 
-    def sum_seconds(self, names: Iterable[str]) -> float:
-        """Sum of totals. Raises ValueError where one name ran inside another, since that time would count twice."""
-        chosen = list(names)
-        for name in chosen:
-            outer = self._ancestors.get(name, set()) & set(chosen)
-            if outer:
-                raise ValueError(
-                    f"{name!r} ran inside {sorted(outer)}; their sum counts it twice: add self seconds instead"
-                )
-        return sum(self._totals[name][0] for name in chosen)
-
     def _record(self, name: str, seconds: float, inner: float) -> None:
         entry = self._totals.setdefault(name, [0.0, 0.0, 0.0])
-        outer = {running.name for running in self._stack}
-        if name not in outer:  # a recursive timer is already inside its own total
+        if all(running.name != name for running in self._stack):  # a recursive timer is already inside its own total
             entry[0] += seconds
             entry[1] += inner
         else:
             entry[1] -= seconds - inner
         entry[2] += 1
-        self._ancestors.setdefault(name, set()).update(outer - {name})
         if self._stack:
             self._stack[-1].inner += seconds
         else:

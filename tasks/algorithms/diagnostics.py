@@ -4,10 +4,10 @@ A mean is kept under two keys, `x` (a sum) and `x/count`; a key that ends in `/m
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tasks.algorithms.kl import clamp_log_ratio
@@ -34,21 +34,6 @@ def mean_metric(name: str, x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shap
 def finite_mean_metric(name: str, x: Float[Tensor, "*shape"]) -> Metrics:
     """`mean_metric` over the entries that are not nan: for scores, where nan says 'not scorable'."""
     return mean_metric(name, x, ~x.isnan())
-
-
-def add_metrics(parts: Iterable[Mapping[str, Tensor]]) -> Metrics:
-    """Merge the metrics of micro-batches, ranks or steps: sums and counts add up, maxima are compared.
-
-    Associative, so it may be applied in stages. A nan survives: it is a finding.
-    """
-    total: Metrics = {}
-    for part in parts:
-        for name, value in part.items():
-            if name not in total:
-                total[name] = value
-            else:
-                total[name] = torch.maximum(total[name], value) if name.endswith(MAX) else total[name] + value
-    return total
 
 
 def finish_metrics(total: Mapping[str, Tensor | float]) -> dict[str, float]:
@@ -98,13 +83,3 @@ def explained_variance(
     if target.numel() < 2 or bool(target.max() == target.min()):
         return torch.tensor(math.nan, dtype=returns.dtype)
     return (1 - error.var() / target.var()).to(returns.dtype)
-
-
-def length_metrics(response_lengths: Int[Tensor, " B"], finish_reasons: Int[Tensor, " B"]) -> Metrics:
-    """Lengths of the responses as they are trained on (so never above the limit), and the share that was cut."""
-    lengths, every_row = response_lengths.float(), torch.ones_like(response_lengths, dtype=torch.bool)
-    return {
-        **mean_metric("rollout/response_length_mean", lengths, every_row),
-        **mean_metric("rollout/truncated_fraction", (finish_reasons == TRUNCATED).float(), every_row),
-        "rollout/response_length/max": lengths.amax() if lengths.numel() else lengths.sum(),
-    }

@@ -48,8 +48,3 @@ def forward_kl_top_k(
     tail_q, tail_p = (1 - x.exp().sum(-1).clamp(max=1 - MIN_TAIL) for x in (log_q, log_p))
     losses = (log_p.exp() * (log_p - log_q)).sum(-1) + tail_p * (tail_p.log() - tail_q.log())
     return zero_masked(losses, mask)
-
-
-def top_k_coverage(teacher_top_k_log_probs: Float[Tensor, "B T K"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Probability that the teacher's top k hold: how much of the forward KL is seen token by token."""
-    return zero_masked(teacher_top_k_log_probs.exp().sum(-1), mask)

@@ -7,10 +7,12 @@ import pytest
 
 from configs.model import ModelShape
 from flows.ppo import ppo
-from resources.models.value_head import build_value_model, save_reward_model
+from resources.models.character_tokenizer import build_character_tokenizer
+from resources.models.reward_export import export_reward_model
+from resources.models.value_head import build_value_model
 from resources.run_directory import read_lines
 from resources.samples import read_samples_of, sample_files
-from resources.sandbox import has_sandbox
+from tests.sandbox_here import why_no_sandbox
 from tests.scripted_service import Serve
 from tests.tasks.lessons import make_teacher
 from tests.tasks.local_cast import small_config
@@ -34,7 +36,9 @@ def test_every_source_scores_the_rows_of_a_run(tmp_path: Path, serve: Serve):
     make_teacher(verdicts, tmp_path / "judge", steps=60, shape=JUDGE)
     sizes = "num_layers: 1, hidden_size: 16, intermediate_size: 32, num_heads: 4, vocab_size: 128, max_positions: 64"
     plain = small_config()
-    save_reward_model(build_value_model(plain.model, seed=3), tmp_path / "reward-model")
+    scalar = build_value_model(plain.model, seed=3)
+    tokenizer = build_character_tokenizer()
+    export_reward_model(tmp_path / "reward-model", scalar.model.config, tokenizer, scalar.state_dict())
     judge = f"{{prompt: '{{response}}?', serve: {{path: {tmp_path / 'judge'}}}, max_model_length: 32}}"
     graders = [
         "{name: rule, kind: rule, function: exact_answer}",
@@ -45,7 +49,7 @@ def test_every_source_scores_the_rows_of_a_run(tmp_path: Path, serve: Serve):
         f"{{name: service, kind: http, url: '{service.url}'}}",
         "{name: code, kind: sandbox}",
     ]
-    if has_sandbox() is not None:
+    if why_no_sandbox() is not None:
         graders.pop()
     config = small_config(
         f"run_dir={tmp_path}", "name=sources", "iterations=2", "sft=null", "checkpoint.every=0", "validation.every=0",

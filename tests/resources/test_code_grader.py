@@ -10,10 +10,11 @@ from resources.code_grader import CodeSettings
 from resources.grader_backends import build_backends
 from resources.graders import FinishedRow, Grader, read_sample
 from resources.reward_loop import RewardLoop
-from resources.sandbox import SandboxLimits, has_sandbox
+from resources.sandbox import SandboxLimits
 from tasks.rewards.code import plan_runs, score_outputs
+from tests.sandbox_here import why_no_sandbox
 
-REASON = has_sandbox()
+REASON = why_no_sandbox()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no sandbox here: {REASON}")
 
 TESTS = {

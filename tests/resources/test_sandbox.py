@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from resources.process_facts import is_running
-from resources.sandbox import Finished, Program, Sandbox, SandboxLimits, SandboxUnavailableError, has_sandbox
+from resources.sandbox import Finished, Program, Sandbox, SandboxLimits, SandboxUnavailableError
 from resources.sandbox_filter import seccomp_program
+from tests.sandbox_here import why_no_sandbox
 
-REASON = has_sandbox()
+REASON = why_no_sandbox()
 needs_sandbox = pytest.mark.skipif(REASON is not None, reason=f"no sandbox here: {REASON}")
 LIMITS = SandboxLimits(
     wall_seconds=2.0, cpu_seconds=1, memory_bytes=256 << 20, processes=24, file_bytes=4 << 20, output_bytes=16384

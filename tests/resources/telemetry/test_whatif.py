@@ -7,7 +7,7 @@ import pytest
 
 from resources.telemetry.profile import RolloutProfile, RunProfile, TaskProfile, measure_profile
 from resources.telemetry.reader import SpanReader
-from resources.telemetry.report import search_layout, whatif_from_run
+from resources.telemetry.report import profile_of_run, search_layout
 from resources.telemetry.search import fits_memory, search_topology
 from resources.telemetry.simulation import Job, simulate
 from resources.telemetry.spans import PoolRecord, RankSpan
@@ -303,11 +303,10 @@ def test_a_runs_spans_give_back_its_own_step(tmp_path: Path):
         made.append(iteration(number, now, ranks={"rollout": gauged}))
         now = made[-1][1].ended
     write_run(tmp_path, made, run_record())
-    reader = SpanReader(path=tmp_path)
-    measured = measure_profile(list(reader.iterations()), reader.run)
+    measured = profile_of_run(tmp_path)
     assert measured.rollout is not None
     assert measured.rollout.step_seconds == pytest.approx(0.03)
-    prediction = whatif_from_run(tmp_path, measured_topology(measured))
+    prediction = predict(measured, measured_topology(measured))
     assert prediction.step_seconds == pytest.approx(measured.measured_step_seconds, rel=1e-3)
     assert any("CPU seconds" in note for note in prediction.assumptions)
 
@@ -361,7 +360,7 @@ def test_a_search_over_a_run_directory_reports_alternatives(tmp_path: Path):
 def test_a_run_without_a_whole_iteration_cannot_be_asked(tmp_path: Path):
     write_run(tmp_path, [(iteration(0)[0], None)], run_record())
     with pytest.raises(ValueError, match="no iteration of this run is complete"):
-        whatif_from_run(tmp_path, measured_topology(profile()))
+        profile_of_run(tmp_path)
 
 
 def study_table() -> list[str]:

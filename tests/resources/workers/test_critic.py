@@ -8,7 +8,9 @@ import torch
 from configs.model import LoraConfig, ModelConfig
 from configs.training import CriticConfig
 from resources.batch import join_columns, validate
-from resources.models.value_head import build_value_model, save_reward_model
+from resources.models.character_tokenizer import build_character_tokenizer
+from resources.models.reward_export import export_reward_model
+from resources.models.value_head import build_value_model
 from resources.workers.critic import CriticWorker
 from resources.workers.metric_sums import combine_metrics
 from tasks.algorithms.objectives import critic_objective
@@ -71,9 +73,9 @@ def test_a_critic_can_start_from_a_reward_model(tmp_path):
     scalar = build_value_model(MODEL, seed=3)
     with torch.no_grad():
         scalar.score.weight.fill_(0.5)
-    save_reward_model(scalar, tmp_path)
+    export_reward_model(tmp_path / "reward", scalar.model.config, build_character_tokenizer(), scalar.state_dict())
     worker = CriticWorker(
-        MODEL, CriticConfig(model=ModelConfig(path=str(tmp_path)), from_reward_model=True), 0, threads=1
+        MODEL, CriticConfig(model=ModelConfig(path=str(tmp_path / "reward")), from_reward_model=True), 0, threads=1
     )
     assert torch.equal(worker.module.score.weight, scalar.score.weight)
     ids = torch.tensor([[5, 6, 7]])

@@ -10,7 +10,9 @@ from configs.training import TrainedRoleConfig
 from resources.batch import make_shard, ragged_from_values
 from resources.engines.base import WeightMismatchError
 from resources.models.causal_lm import ModelError
-from resources.models.value_head import build_value_model, save_reward_model
+from resources.models.character_tokenizer import build_character_tokenizer
+from resources.models.reward_export import export_reward_model
+from resources.models.value_head import build_value_model
 from resources.weight_sender import probe_tokens
 from resources.workers.compute import ComputeWorker
 from resources.workers.reference import ReferenceWorker
@@ -82,8 +84,9 @@ def test_a_sharded_reference_scores_as_a_whole_one():
 @pytest.fixture
 def reward_folder(tmp_path):
     scalar = build_value_model(MODEL, seed=1)
-    save_reward_model(scalar, tmp_path)
-    return tmp_path, scalar
+    folder = tmp_path / "reward"
+    export_reward_model(folder, scalar.model.config, build_character_tokenizer(), scalar.state_dict())
+    return folder, scalar
 
 
 def test_a_score_is_read_at_the_last_token_whatever_the_padding(reward_folder):

@@ -1,19 +1,20 @@
 import math
+from collections.abc import Iterable, Mapping
 
 import pytest
 import torch
-from torch import tensor
+from torch import Tensor, tensor
 
+from resources.workers.metric_sums import MetricSums
 from tasks.algorithms.diagnostics import (
-    add_metrics,
     explained_variance,
     finish_metrics,
     finite_mean_metric,
-    length_metrics,
     mean_metric,
     policy_movement,
     sample_entropy,
 )
+from tasks.replies import add_sums
 
 NAN = math.nan
 
@@ -22,17 +23,25 @@ def part(mean: float, count: int) -> dict:
     return mean_metric("x", torch.full((max(count, 1),), mean), torch.arange(max(count, 1)) < count)
 
 
+def merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The sums of micro-batches on one rank."""
+    sums = MetricSums("actor", is_first=True)
+    for one in parts:
+        sums.add(one)
+    return sums.numbers()
+
+
 def test_a_mean_is_over_all_tokens_and_not_over_micro_batches() -> None:
     parts = [part(1.0, 8), part(1.0, 8), part(1.0, 8), part(5.0, 2)]
-    assert finish_metrics(add_metrics(parts)) == {"x": pytest.approx(34 / 26)}
-    assert finish_metrics(add_metrics([*parts, part(0.0, 0)])) == {"x": pytest.approx(34 / 26)}
+    assert finish_metrics(merged(parts)) == {"x": pytest.approx(34 / 26)}
+    assert finish_metrics(merged([*parts, part(0.0, 0)])) == {"x": pytest.approx(34 / 26)}
 
 
 def test_padding_drags_no_mean_and_masked_rows_are_counted_apart() -> None:
     real = part(1.0, 4) | {"masked_rows": tensor(0.0), "padding": tensor(0.0)}
     masked = part(0.0, 0) | {"masked_rows": tensor(1.0), "padding": tensor(0.0)}
     padding = part(0.0, 0) | {"masked_rows": tensor(0.0), "padding": tensor(1.0)}
-    assert finish_metrics(add_metrics([real, real, masked, padding])) == {"x": 1.0, "masked_rows": 1.0, "padding": 1.0}
+    assert finish_metrics(merged([real, real, masked, padding])) == {"x": 1.0, "masked_rows": 1.0, "padding": 1.0}
 
 
 def test_a_nan_score_is_left_out_of_its_mean_and_all_nan_is_absent() -> None:
@@ -44,16 +53,16 @@ def test_a_nan_score_is_left_out_of_its_mean_and_all_nan_is_absent() -> None:
 
 def test_metrics_may_be_merged_in_stages_and_maxima_are_compared() -> None:
     parts = [part(float(i), i) | {"y/max": tensor(float(-i))} for i in range(1, 5)]
-    staged = add_metrics([add_metrics(parts[:1]), add_metrics(parts[1:])])
-    assert finish_metrics(staged) == finish_metrics(add_metrics(parts)) == {"x": 3.0, "y/max": -1.0}
+    staged = add_sums([merged(parts[:1]), merged(parts[1:])])
+    assert finish_metrics(staged) == finish_metrics(merged(parts)) == {"x": 3.0, "y/max": -1.0}
 
 
 def test_a_nan_measure_is_not_lost_in_a_merge() -> None:
-    merged = finish_metrics(
-        add_metrics([{"y/max": tensor(NAN), "z": tensor(1.0)}, {"y/max": tensor(1.0), "z": tensor(NAN)}])
+    finished = finish_metrics(
+        merged([{"y/max": tensor(NAN), "z": tensor(1.0)}, {"y/max": tensor(1.0), "z": tensor(NAN)}])
     )
-    assert math.isnan(merged["y/max"])
-    assert math.isnan(merged["z"])
+    assert math.isnan(finished["y/max"])
+    assert math.isnan(finished["z"])
 
 
 def test_policy_movement_by_hand() -> None:
@@ -77,15 +86,6 @@ def test_explained_variance_by_hand() -> None:
     assert explained_variance(torch.full((1, 4), 2.0), returns, mask) == 0.0
     assert explained_variance(tensor([[1.0, 2.0, 5.0, 0.0]]), returns, mask).item() == pytest.approx(1 - 4 / 3)
     assert explained_variance(returns, torch.ones(1, 4), mask).isnan(), "nothing varies, nothing to explain"
-
-
-def test_lengths_are_those_trained_on() -> None:
-    finished = finish_metrics(length_metrics(tensor([2, 2]), tensor([1, 1], dtype=torch.int8)))
-    assert finished == {
-        "rollout/response_length_mean": 2.0,
-        "rollout/truncated_fraction": 1.0,
-        "rollout/response_length/max": 2.0,
-    }
 
 
 def test_bfloat16_values_are_summed_and_counted_in_float32() -> None:

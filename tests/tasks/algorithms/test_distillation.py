@@ -10,7 +10,6 @@ from tasks.algorithms.distillation import (
     forward_kl_top_k,
     reverse_kl_losses,
     teacher_advantages,
-    top_k_coverage,
 )
 
 NAN = math.nan
@@ -70,8 +69,3 @@ def test_padding_of_nan_reaches_no_gradient_of_the_forward_kl() -> None:
     assert x.grad is not None
     assert x.grad.isfinite().all()
     assert not x.grad[0, 1].any()
-
-
-def test_coverage_is_the_probability_of_the_top_k() -> None:
-    teacher = tensor([[[0.6, 0.3], [0.5, 0.5]]]).log()
-    assert top_k_coverage(teacher, tensor([[True, False]])).tolist() == [pytest.approx([0.9, 0.0])]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from tasks.algorithms.diagnostics import add_metrics, finish_metrics
+from resources.workers.metric_sums import MetricSums
+from tasks.algorithms.diagnostics import finish_metrics
 from tasks.algorithms.objectives import actor_objective, critic_objective, policy_loss_knobs
 from tasks.algorithms.policy_losses import POLICY_LOSSES
 
@@ -160,8 +161,10 @@ def test_every_algorithm_is_the_sum_of_its_micro_batches_in_loss_gradient_and_me
         x = td["log_probs"].clone().requires_grad_()
         parts = [objective(x[piece], td["entropy"][piece], rows_of(td, piece)) for piece in pieces]
         loss = torch.stack([loss for loss, _ in parts]).sum()
-        metrics = finish_metrics(add_metrics(metrics for _, metrics in parts))
-        results.append((loss.detach(), torch.autograd.grad(loss, x)[0], metrics))
+        sums = MetricSums("actor", is_first=True)
+        for _, metrics in parts:
+            sums.add(metrics)
+        results.append((loss.detach(), torch.autograd.grad(loss, x)[0], finish_metrics(sums.numbers())))
     torch.testing.assert_close(results[0][:2], results[1][:2])
     assert results[0][2] == pytest.approx(results[1][2])
     assert results[0][1].isfinite().all()
