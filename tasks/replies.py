@@ -1,5 +1,6 @@
 """Calling a worker group from a step: answers, the columns that stay with the workers, metrics, and spans."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +95,7 @@ def call(duty: str, method: str, *args: Any, is_bulk: bool = False, **kwargs: An
 
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Merge sums and counts of ranks: they add up, maxima are compared.
+    """Merge sums and counts of ranks: they add up, maxima are compared. A nan of any rank stays one.
 
     >>> add_sums([{"x": 1.0, "x/count": 2.0, "y/max": 3.0}, {"x": 4.0, "x/count": 1.0, "y/max": 2.0}])
     {'x': 5.0, 'x/count': 3.0, 'y/max': 3.0}
@@ -104,8 +105,10 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, value in part.items():
             if name not in total:
                 total[name] = float(value)
+            elif name.endswith(MAX) and not math.isnan(value):
+                total[name] = max(total[name], value)
             else:
-                total[name] = max(total[name], value) if name.endswith(MAX) else total[name] + value
+                total[name] = total[name] + value  # A nan makes one of whatever was there.
     return total
 
 
