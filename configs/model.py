@@ -114,6 +114,8 @@ class ModelConfig(Config):
             raise ValueError(f"{given}; give exactly one of them")
         if self.build is not None and self.shape is None:
             raise ValueError("build is 'tiny' but shape is missing; give model.shape the sizes to build")
+        if self.build is not None and self.gguf_file is not None:
+            raise ValueError(f"gguf_file is {self.gguf_file!r} beside build, and a model that is made here has no file")
         return self
 
 

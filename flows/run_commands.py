@@ -64,8 +64,8 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
 def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> int:
     """Run the training flow in this process, with a Prefect server where none is named."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # the console has a line or a panel of its own
+    from configs.unread import unread_notes
     from resources.local_cluster import shared_cores_note
-    from resources.plan import unread_notes
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
     from tasks.graders_of import check_graders

@@ -13,6 +13,7 @@ from configs.model import ModelShape
 from configs.parallel_rules import shape_problems
 from configs.problems import ConfigError
 from configs.run import RunConfig
+from configs.unread import unread_notes
 from resources.batch_algebra import BatchAlgebra, batch_algebra
 from resources.local_cluster import local_cpus, shared_cores_note
 from resources.memory import (
@@ -206,12 +207,6 @@ def build_plan(config: RunConfig, nodes: Sequence[NodeResources]) -> Plan:
         remarks=tuple(remarks),
         engine_refusals=tuple(_engine_refusals(config, shapes["model"], bundles, algebra)),
     )
-
-
-def unread_notes(config: RunConfig) -> list[str]:
-    """Settings that change nothing under this algorithm; a preset whose algorithm was replaced has some too."""
-    algorithm = config.algorithm
-    return [f"algorithm.{knob} is set, and {algorithm.name} does not read it" for knob in algorithm.unread()]
 
 
 def _left_to_the_start(config: RunConfig) -> Iterator[str]:

@@ -196,3 +196,7 @@ def test_a_template_that_shows_no_result_is_refused():
 
 def test_options_of_no_environment_are_refused():
     assert "environment is not set" in the_problem("quickstart-tools", "rollout.tools.environment_options={a: 1}")
+
+
+def test_a_model_that_is_made_here_has_no_file_of_weights():
+    assert "gguf_file is 'm.gguf' beside build" in the_problem("quickstart", "model.gguf_file=m.gguf")
