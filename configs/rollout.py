@@ -101,8 +101,8 @@ class RolloutConfig(Config):
     """KV-cache blocks, by number; for tests of preemption."""
     enable_prefix_caching: bool = True
     enforce_eager: bool = True
-    """Compile nothing and capture no graphs. On GPUs `false` pays off within minutes; on CPUs it takes a fifth off the
-    time of sampling, for 40 s at the first start of a model and 10 s at later ones."""
+    """Compile nothing and capture no graphs. On GPUs `false` pays off within minutes; on CPUs it takes a tenth to a
+    fifth off the time of sampling, for 40 s at the first start of a model and 10 s at later ones."""
     max_model_length: Count | None = None
     """Prompt + response; the sum of both limits when left out."""
     seed_offset: Seed = 0

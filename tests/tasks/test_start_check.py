@@ -113,3 +113,10 @@ def test_a_reward_model_is_not_what_a_run_is_warmed_up_with_but_may_be_fitted_al
     assert problem.startswith("sft.objective is 'reward_model'; before a run only the policy is warmed up")
     check_start(load_config("quickstart-grpo", fits), trains=False)
     assert refused("sft={steps: 0, objective: reward_model}") == []
+
+
+def test_a_worker_whose_module_raises_is_refused_with_what_it_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken_worker.py").write_text("class Worker(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    [problem] = refused("roles.actor.worker=broken_worker:Worker")
+    assert "its module raises SyntaxError: invalid syntax" in problem
