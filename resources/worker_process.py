@@ -78,7 +78,7 @@ def import_worker(path: str) -> type:
         raise ValueError(
             f"worker {path!r} does not import: {error}; is it on this node, or in a folder of code.import_paths?"
         ) from error
-    except Exception as error:  # noqa: BLE001 - a module of the user's own: whatever it raises is told as text
+    except Exception as error:  # A module of the user's own: whatever it raises is told as text.
         raise ValueError(f"worker {path!r}: its module raises {type(error).__name__}: {error}") from error
     found = vars(module).get(class_name)
     if not isinstance(found, type):
