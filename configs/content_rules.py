@@ -44,7 +44,7 @@ def graders_cover_sources(config: "RunConfig") -> Iterator[Problem]:
 
 def rewards_can_differ(config: "RunConfig") -> Iterator[Problem]:
     """A source whose graders all weigh nothing gives every response the same reward, and nothing is learned from it."""
-    if config.algorithm.name == "distillation":
+    if config.teachers:  # They teach whatever the rewards are.
         return
     graders = config.reward.graders
     for source in config.data.sources:

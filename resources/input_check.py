@@ -24,6 +24,8 @@ from resources.weight_files import damaged_models
 READ_FROM_ELSEWHERE = ("json", "parquet", "hub", "python")
 RENDERED_AT_MOST = 50_000
 """Rows that are tokenized here besides, a second or two; of larger tables the workers tell what is too long."""
+FEW_ROWS = 64
+"""Generated, to see whether all of them have to be looked at: ten thousand take seconds."""
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -43,11 +45,11 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _is_worth_rendering(config: RunConfig) -> bool:
-    """Tables always; what is generated here only where no prompt has as few characters as the limit has tokens."""
+    """Tables always; what is generated here where none of the first prompts has as few characters as tokens may be."""
     if any(source.kind in READ_FROM_ELSEWHERE for source in config.data.sources):
         return True
-    prompts = (str(row.prompt) for source in config.data.sources for row in load_rows(source))
-    return all(len(prompt) > config.data.max_prompt_length for prompt in prompts)
+    few = [one.model_copy(update={"size": min(one.size or FEW_ROWS, FEW_ROWS)}) for one in config.data.sources]
+    return all(len(str(row.prompt)) > config.data.max_prompt_length for source in few for row in load_rows(source))
 
 
 def _absent_folders(config: RunConfig) -> Iterator[Problem]:

@@ -50,8 +50,10 @@ def test_a_grader_of_no_weight_may_stand_beside_one_that_counts(weight: str):
     assert problems("quickstart", f"reward.graders=[{of_none}, {counts}]") == []
 
 
-def test_a_student_that_its_teacher_alone_rewards_needs_no_weight():
-    assert problems("quickstart-distillation", grader("function: exact_answer, weight: 0")) == []
+@pytest.mark.parametrize("algorithm", ["distillation", "grpo"])
+def test_a_student_that_its_teacher_alone_rewards_needs_no_weight(algorithm: str):
+    settings = [grader("function: exact_answer, weight: 0"), f"algorithm.name={algorithm}"]
+    assert not any("weight" in problem for problem in problems("quickstart-distillation", *settings))
 
 
 NO_ADDRESS = ["nope", "ftp://h/x", "http://", "http:///x", "h:8000", "//h", " http://h", "http://h h/x", "http://h:x/",
