@@ -7,7 +7,15 @@ the rest is asked only when those hold.
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from configs import batch_rules, content_rules, parallel_rules, role_rules
+from configs import (
+    address_rules,
+    batch_rules,
+    engine_rules,
+    parallel_rules,
+    role_rules,
+    source_rules,
+    teacher_rules,
+)
 from configs.layout import HYBRID_ROLES, duties
 from configs.problems import ConfigError, Problem
 
@@ -20,7 +28,15 @@ Rule = Callable[["RunConfig"], Iterator[Problem]]
 
 STAGES: tuple[tuple[Rule, ...], ...] = (
     role_rules.FIRST,
-    role_rules.RULES + parallel_rules.RULES + batch_rules.RULES + content_rules.RULES,
+    (
+        *role_rules.RULES,
+        *parallel_rules.RULES,
+        *batch_rules.RULES,
+        *source_rules.RULES,
+        *address_rules.RULES,
+        *engine_rules.RULES,
+        *teacher_rules.RULES,
+    ),
 )
 
 

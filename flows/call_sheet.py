@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from resources.memory import gib
 from resources.placement import PlacedRank, Placement
-from resources.plan import Plan, gib
+from resources.plan import Plan
 
 _PARTS = {
     "weights": "weights",

@@ -26,12 +26,26 @@ def add_import_paths(folders: Sequence[str]) -> dict[str, str]:
 
 def import_callable(path: str) -> Callable[..., Any]:
     """The function or class at `module:name`. Raises ImportPathError."""
-    module, _, name = path.partition(":")
-    try:
-        found = vars(importlib.import_module(module)).get(name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        told = f"{type(error).__name__}: {error}"
-        raise ImportPathError(f"{module!r} does not import: {told}; see code.import_paths") from error
+    module, name, found = _at(path)
     if not callable(found):
         raise ImportPathError(f"{module!r} has no function or class {name!r}")
     return found
+
+
+def import_class(path: str) -> type:
+    """The class at `module:name`. Raises ImportPathError."""
+    module, name, found = _at(path)
+    if not isinstance(found, type):
+        raise ImportPathError(f"{module!r} has no class {name!r}")
+    return found
+
+
+def _at(path: str) -> tuple[str, str, Any]:
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ImportPathError(f"{path!r} is no import path; write it as package.module:name")
+    try:
+        return module, name, vars(importlib.import_module(module)).get(name)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        told = f"{type(error).__name__}: {error}"
+        raise ImportPathError(f"{module!r} does not import: {told}; see code.import_paths") from error

@@ -228,3 +228,8 @@ def models_of(config: RunConfig) -> dict[str, ModelConfig]:
         if grader.judge is not None and grader.judge.serve is not None:
             models[f"reward.graders.{index}.judge.serve"] = grader.judge.serve
     return models
+
+
+def gib(amount: int) -> str:
+    """Bytes as a person reads them: "1.50 GiB", "12.3 MiB"."""
+    return f"{amount / 2**30:.2f} GiB" if amount >= 2**30 else f"{amount / 2**20:.1f} MiB"

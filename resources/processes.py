@@ -14,13 +14,14 @@ from resources.cleanup import CONTROLLER_KEY
 from resources.diagnosis import await_evidence, diagnose
 from resources.dispatch import MethodInfo, marked_methods
 from resources.failures import Failure, GroupFacts, RankFacts
+from resources.import_paths import import_class
 from resources.node_resources import ray_name
 from resources.pools import Claim, ResourcePool, round_down
 from resources.process_facts import host_identity
 from resources.ranks import check_distinct_devices, check_user_env, memory_env, rank_env
 from resources.ray_state import actor_id_of, is_actor_dead
 from resources.registry import drop_card
-from resources.worker_process import AsyncWorkerProcess, RoleSetup, Seat, WorkerProcess, import_worker
+from resources.worker_process import AsyncWorkerProcess, RoleSetup, Seat, WorkerProcess
 from resources.worker_spec import Home, WorkerSpec
 
 _RELEASE_SECONDS = 1.0
@@ -61,7 +62,7 @@ class Processes:
         self.methods: dict[str, dict[str, MethodInfo]] = {}
         for spec in self.specs:
             check_user_env(spec.role, spec.env)
-            worker_class = import_worker(spec.worker) if isinstance(spec.worker, str) else spec.worker
+            worker_class = import_class(spec.worker) if isinstance(spec.worker, str) else spec.worker
             self.methods[spec.role] = marked_methods(worker_class)
             spec.mesh.dp_size(len(self.bundles))
         self.claim = self._claim(share)

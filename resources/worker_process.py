@@ -24,6 +24,7 @@ from resources.dispatch import MethodInfo
 from resources.failures import RankError
 from resources.frozen_heap import freeze_heap
 from resources.heartbeat import Heartbeat, redirect_output
+from resources.import_paths import import_class
 from resources.process_facts import host_identity
 from resources.ray_state import enable_zero_copy_tensors
 from resources.rendezvous import host_store
@@ -65,25 +66,6 @@ class RoleSetup:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     methods: tuple[MethodInfo, ...]
-
-
-def import_worker(path: str) -> type:
-    """The class at `package.module:Class`. Raises ValueError naming what is missing."""
-    module_name, _, class_name = path.partition(":")
-    if not module_name or not class_name:
-        raise ValueError(f"worker is {path!r}; write it as package.module:Class")
-    try:
-        module = __import__(module_name, fromlist=[class_name])
-    except ImportError as error:
-        raise ValueError(
-            f"worker {path!r} does not import: {error}; is it on this node, or in a folder of code.import_paths?"
-        ) from error
-    except Exception as error:  # A module of the user's own: whatever it raises is told as text.
-        raise ValueError(f"worker {path!r}: its module raises {type(error).__name__}: {error}") from error
-    found = vars(module).get(class_name)
-    if not isinstance(found, type):
-        raise ValueError(f"worker {path!r}: module {module_name} has no class {class_name}")
-    return found
 
 
 class WorkerProcess:
@@ -146,7 +128,7 @@ class WorkerProcess:
         for setup in setups:
             self._note(f"{setup.role}.__init__")
             try:
-                worker_class = import_worker(setup.worker) if isinstance(setup.worker, str) else setup.worker
+                worker_class = import_class(setup.worker) if isinstance(setup.worker, str) else setup.worker
                 worker = worker_class(*setup.args, **setup.kwargs)
             except BaseException as error:  # noqa: BLE001 - the wire: whatever a constructor raises must reach the caller as text
                 raise as_rank_error(error, self._now()) from None

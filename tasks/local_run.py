@@ -13,9 +13,9 @@ from configs.model import ModelConfig
 from configs.run import RunConfig
 from resources.casting import Casting, all_duties, duties_of, worker_spec
 from resources.curriculum import curriculum_after
+from resources.import_paths import import_class
 from resources.local_group import LocalGroup, make_siblings
 from resources.store import BatchStore, StoreView
-from resources.worker_process import import_worker
 from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
 from tasks.agenda import WARM_UP_EPOCH
@@ -45,7 +45,7 @@ def cast_here(
         for duty in all_duties(config, group):
             if duty not in groups:
                 spec = worker_spec(casting, group, duty)
-                maker: Any = import_worker(spec.worker) if isinstance(spec.worker, str) else spec.worker
+                maker: Any = import_class(spec.worker) if isinstance(spec.worker, str) else spec.worker
                 groups[duty] = LocalGroup(duty, [maker(*spec.args, **spec.kwargs)])
     make_siblings({duty: group.workers[0] for duty, group in groups.items()})
     return groups
@@ -62,7 +62,7 @@ def warm_up_here(config: RunConfig, folder: Path) -> ModelConfig:
     groups: dict[str, LocalGroup] = {}
     for duty in ("actor", "demonstrations"):
         spec = worker_spec(casting, group, duty)
-        maker: Any = import_worker(str(spec.worker))
+        maker: Any = import_class(str(spec.worker))
         groups[duty] = LocalGroup(duty, [maker(*spec.args, **spec.kwargs)])
     run = LocalRun(fitting, groups)
     at = replace(run.state.stamp(fitting, 0), epoch=WARM_UP_EPOCH, count=sft.steps * sft.batch_size)

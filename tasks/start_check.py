@@ -13,6 +13,7 @@ from configs.run import RunConfig
 from resources.code_grader import CodeSettings
 from resources.grader_pool import GraderImportError, PoolFunction, check_functions
 from resources.grader_process import load_function
+from resources.import_paths import ImportPathError, import_class
 from resources.input_check import check_inputs
 from resources.sandbox import Sandbox, SandboxUnavailableError
 from tasks.graders_of import build_grader
@@ -79,12 +80,10 @@ def _worker_problems(config: RunConfig) -> Iterator[Problem]:
     named = {role: where.worker for role, where in config.roles.items() if where.worker is not None}
     if config.ray.address is not None or not named:
         return
-    from resources.worker_process import import_worker  # imports Ray
-
     for role, worker in named.items():
         try:
-            import_worker(worker)
-        except ValueError as error:
+            import_class(worker)
+        except ImportPathError as error:
             yield Problem(f"roles.{role}.worker", worker, str(error), "name a class that this Python imports")
 
 

@@ -241,9 +241,9 @@ def test_a_constructor_that_raises_is_named_and_nothing_stays_claimed(
 @pytest.mark.parametrize(
     ("worker", "message"),
     [
-        ("nowhere.to.be:Found", r"worker 'nowhere\.to\.be:Found' does not import: No module named 'nowhere'"),
-        ("tests.resources.sample_workers:Missing", "has no class Missing"),
-        ("tests.resources.sample_workers", "write it as package.module:Class"),
+        ("nowhere.to.be:Found", r"'nowhere\.to\.be' does not import: ModuleNotFoundError: No module named 'nowhere'"),
+        ("tests.resources.sample_workers:Missing", "has no class 'Missing'"),
+        ("tests.resources.sample_workers", "write it as package.module:name"),
     ],
 )
 def test_a_worker_class_that_does_not_import_is_refused_before_any_process(

@@ -96,9 +96,9 @@ def test_hooks_prompts_and_graders_are_told_together():
 @pytest.mark.parametrize(
     ("worker", "said"),
     [
-        ("os:path", "module os has no class path"),
-        ("no_such_module:Worker", "does not import: No module named 'no_such_module'"),
-        (f"{HERE}:of_a_group", f"module {HERE} has no class of_a_group"),
+        ("os:path", "'os' has no class 'path'"),
+        ("no_such_module:Worker", "'no_such_module' does not import: ModuleNotFoundError"),
+        (f"{HERE}:of_a_group", f"'{HERE}' has no class 'of_a_group'"),
     ],
 )
 def test_a_worker_class_of_the_users_own_that_is_none_is_refused_by_its_key(worker: str, said: str):
@@ -119,4 +119,4 @@ def test_a_worker_whose_module_raises_is_refused_with_what_it_raised(tmp_path: P
     (tmp_path / "broken_worker.py").write_text("class Worker(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     [problem] = refused("roles.actor.worker=broken_worker:Worker")
-    assert "its module raises SyntaxError: invalid syntax" in problem
+    assert "'broken_worker' does not import: SyntaxError: invalid syntax" in problem

@@ -1,0 +1,102 @@
+"""Rules about what is sampled and scored: sources, their graders, validation and its best checkpoint."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from configs.problems import Problem
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+
+_METRIC_ROLES = ("validation", "reward", "rollout", "advantage", "actor", "critic", "teacher", "reward_model", "sft")
+
+
+def graders_cover_sources(config: "RunConfig") -> Iterator[Problem]:
+    """Every source has a grader, every grader a source, and names are told apart."""
+    names = Counter(grader.name for grader in config.reward.graders)
+    for name, times in names.items():
+        if times > 1:
+            yield Problem("reward.graders", name, f"{times} graders have this name", "rename one of them")
+    known = {source.name for source in [*config.data.sources, *config.validation.sources]}
+    for index, grader in enumerate(config.reward.graders):
+        for name in sorted(set(grader.sources) - known):
+            path = f"reward.graders.{index}.sources"
+            yield Problem(path, name, "no source has this name", f"sources are {sorted(known)}")
+    if all(grader.sources for grader in config.reward.graders):
+        scored = {name for grader in config.reward.graders for name in grader.sources}
+        for source in [*config.data.sources, *config.validation.sources]:
+            if source.name not in scored:
+                rule = "no grader scores this source"
+                yield Problem(
+                    "reward.graders", source.name, rule, "add it to a grader's sources, or leave sources empty"
+                )
+
+
+def rewards_can_differ(config: "RunConfig") -> Iterator[Problem]:
+    """A source whose graders all weigh nothing gives every response the same reward, and nothing is learned from it."""
+    if config.teachers:  # They teach whatever the rewards are.
+        return
+    graders = config.reward.graders
+    for source in config.data.sources:
+        scoring = [(index, one) for index, one in enumerate(graders) if not one.sources or source.name in one.sources]
+        if scoring and not any(one.weight for _, one in scoring):
+            index = scoring[0][0]
+            rule = f"no grader of source {source.name!r} has another weight, so that all its rewards would be 0"
+            yield Problem(f"reward.graders.{index}.weight", 0.0, rule, "give one of them a weight, for example 1")
+
+
+def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
+    """Validating on nothing would report nothing."""
+    if config.validation.every and not config.validation.sources:
+        rule = "validation.sources is empty"
+        yield Problem("validation.every", config.validation.every, rule, "name held-out sources, or set it to 0")
+
+
+def held_out_rows_are_others(config: "RunConfig") -> Iterator[Problem]:
+    """A table that is both trained and validated on tells what was learnt by heart; other kinds hold a part back."""
+    for index, held_out in enumerate(config.validation.sources):
+        for number, source in enumerate(config.data.sources):
+            if held_out.kind != source.kind or source.kind not in ("json", "parquet", "hub"):
+                continue
+            is_split = source.kind != "hub" or (held_out.split, held_out.options) == (source.split, source.options)
+            if held_out.path == source.path and is_split:
+                rule = f"data.sources.{number} trains on these rows"
+                yield Problem(f"validation.sources.{index}.path", held_out.path, rule, "name another file or split")
+
+
+def best_checkpoint_is_measured(config: "RunConfig") -> Iterator[Problem]:
+    """The best checkpoint is one of those whose own iteration ended with the metric."""
+    name, validation, saves = config.checkpoint.keep_best, config.validation, config.checkpoint.every
+    if name is None:
+        return
+    path = "checkpoint.keep_best"
+    if not name.startswith("validation/"):
+        if name.partition("/")[0] not in _METRIC_ROLES:
+            rule = f"metrics are named after {', '.join(_METRIC_ROLES)}"
+            yield Problem(path, name, rule, "for example validation/sampled_accuracy")
+        return
+    kinds = ["sampled_accuracy", *(["accuracy"] if validation.greedy else [])]
+    if validation.samples_per_prompt > 1:
+        kinds += [f"{kind}_at_{validation.samples_per_prompt}" for kind in ("best", "majority")]
+    sources = [source.name for source in validation.sources]
+    prefixes = ["validation", *(f"validation/source/{source}" for source in sources if len(sources) > 1)]
+    known = [f"{prefix}/{kind}" for prefix in prefixes for kind in kinds]
+    if name.removesuffix("/low").removesuffix("/high") not in known:
+        yield Problem(path, name, "no validation of this run gives it", f"it gives {known}")
+    elif not (validation.every and saves) or math.lcm(validation.every, saves) >= config.iterations:
+        rule = (
+            f"validation.every is {validation.every} and checkpoint.every {saves}, so that no iteration before the "
+            f"last of {config.iterations} has both"
+        )
+        yield Problem(path, name, rule, "make checkpoint.every a multiple of validation.every")
+
+
+RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
+    graders_cover_sources,
+    rewards_can_differ,
+    validation_has_prompts,
+    held_out_rows_are_others,
+    best_checkpoint_is_measured,
+)
