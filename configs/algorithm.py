@@ -184,8 +184,6 @@ class AlgorithmConfig(Config):
             covariance_kl_coef=self.covariance_kl_coef,
             soft_temperature_positive=self.soft_temperature_positive,
             soft_temperature_negative=self.soft_temperature_negative,
-            needs_critic=self.needs_critic,
-            needs_reference=self.needs_reference,
         )
 
 

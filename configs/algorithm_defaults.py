@@ -140,5 +140,3 @@ class ResolvedAlgorithm:
     covariance_kl_coef: float
     soft_temperature_positive: float
     soft_temperature_negative: float
-    needs_critic: bool
-    needs_reference: bool

@@ -73,9 +73,26 @@ class WeightChannel:
         return json.loads(bytes(raw.cpu().numpy()))
 
 
-def join_meeting_point(host: str, port: int, timeout_seconds: float) -> TCPStore:
-    """A client of the sender's store (see `rendezvous.host_store`)."""
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_seconds))
+class HasWeightChannel:
+    """Mixin of a worker at either end: the channel, as long as it is open."""
+
+    _weight_channel: WeightChannel | None = None
+
+    def _open_channel(self, host: str, port: int, rank: int, num_receivers: int, timeout_seconds: float) -> None:
+        """Meet the others at the sender's store (see `rendezvous.host_store`); returns when all are there."""
+        self._close_channel()
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_seconds))
+        self._weight_channel = WeightChannel(store, rank, num_receivers + 1, wire_device(), timeout_seconds)
+
+    def _close_channel(self) -> None:
+        if self._weight_channel is not None:
+            self._weight_channel.close()
+            self._weight_channel = None
+
+
+def wire_device() -> torch.device:
+    """Where a channel's bytes lie: the accelerator of this process, if it has one."""
+    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _flat_bytes(entries: Sequence[WeightEntry]) -> int:

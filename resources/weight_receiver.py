@@ -11,8 +11,7 @@ from torch import Tensor
 from resources.dispatch import Dispatch, dispatch
 from resources.engines.base import Engine, WeightReport
 from resources.weight_buckets import WeightEntry, num_bytes, unpack
-from resources.weight_channel import WeightChannel, join_meeting_point
-from resources.weight_sender import wire_device
+from resources.weight_channel import SENDER, HasWeightChannel
 
 
 class BucketRef:
@@ -34,14 +33,13 @@ class BucketRef:
         return ray.get(self.data) if isinstance(self.data, ray.ObjectRef) else self.data
 
 
-class ReceivesWeights:
+class ReceivesWeights(HasWeightChannel):
     """Mixin of the rollout worker: `engine` and `siblings` come from the worker."""
 
     engine: Engine
     siblings: dict[str, Any]
     rank_offset: int = 0
     """Ranks of the replicas before this one, where each is a worker group of its own."""
-    _weight_channel: WeightChannel | None = None
     _is_asleep: bool = False
     """Whether the engine has given its accelerator's memory back."""
     _weights_started: float = 0.0
@@ -65,10 +63,8 @@ class ReceivesWeights:
     @dispatch(Dispatch.BROADCAST)
     def join_weight_channel(self, host: str, port: int, num_receivers: int, timeout_seconds: float) -> None:
         """Meet the sender and the other engines; returns when all are there."""
-        self._close_channel()
-        store = join_meeting_point(host, port, timeout_seconds)
-        rank = 1 + self.rank_offset + int(os.environ.get("RANK", "0"))
-        self._weight_channel = WeightChannel(store, rank, num_receivers + 1, wire_device(), timeout_seconds)
+        rank = SENDER + 1 + self.rank_offset + int(os.environ.get("RANK", "0"))
+        self._open_channel(host, port, rank, num_receivers, timeout_seconds)
 
     @dispatch(Dispatch.BROADCAST)
     def receive_weight_broadcast(self, version: int, names: Collection[str], probe: Sequence[int]) -> dict[str, Any]:
@@ -150,8 +146,3 @@ class ReceivesWeights:
             "probe": self.engine.score(probe),
             "finished": time.monotonic(),
         }
-
-    def _close_channel(self) -> None:
-        if self._weight_channel is not None:
-            self._weight_channel.close()
-            self._weight_channel = None

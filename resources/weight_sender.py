@@ -12,7 +12,7 @@ from resources.batch import make_shard, ragged_from_values
 from resources.dispatch import Dispatch, dispatch
 from resources.rendezvous import host_store
 from resources.weight_buckets import WeightEntry, num_bytes, pack
-from resources.weight_channel import WeightChannel, join_meeting_point
+from resources.weight_channel import SENDER, HasWeightChannel
 
 _GOLDEN_RATIO = 0.6180339887498949
 
@@ -35,11 +35,10 @@ class ExportsWeights(Protocol):
         ...
 
 
-class SendsWeights:
+class SendsWeights(HasWeightChannel):
     """Mixin of the actor worker. Only rank 0's buckets travel; the other ranks take part in gathering them."""
 
     _weight_export: Iterator[Packed] | None = None
-    _weight_channel: WeightChannel | None = None
     _weight_store: Any = None
 
     @dispatch(Dispatch.BROADCAST)
@@ -80,9 +79,7 @@ class SendsWeights:
     @dispatch(Dispatch.RANK_ZERO)
     def join_weight_channel(self: Any, host: str, port: int, num_receivers: int, timeout_seconds: float) -> None:
         """Rank 0 meets the receivers; returns when all are there."""
-        self._close_channel()
-        store = join_meeting_point(host, port, timeout_seconds)
-        self._weight_channel = WeightChannel(store, 0, num_receivers + 1, wire_device(), timeout_seconds)
+        self._open_channel(host, port, SENDER, num_receivers, timeout_seconds)
 
     @dispatch(Dispatch.BROADCAST)
     def broadcast_weights(self: Any, bucket_bytes: int, wire_dtype: str) -> int:
@@ -106,16 +103,6 @@ class SendsWeights:
         """Log-probs at temperature 1 of each token under the actor's weights; 0.0 for the first."""
         _, scored = self.compute_log_probs(probe_rows(token_ids), 1.0)
         return scored.get("old_log_probs").values().tolist()
-
-    def _close_channel(self) -> None:
-        if self._weight_channel is not None:
-            self._weight_channel.close()
-            self._weight_channel = None
-
-
-def wire_device() -> torch.device:
-    """Where a channel's bytes lie: the accelerator of this process, if it has one."""
-    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 
 
 def probe_tokens(vocab_size: int, length: int = 8) -> list[int]:

@@ -186,13 +186,6 @@ def check_names(sent: Collection[str], expected: Collection[str]) -> None:
         )
 
 
-def update_weights(engine: Engine, weights: Weights, version: int, expected_names: Collection[str]) -> WeightReport:
-    """All of the new weights in one go."""
-    engine.begin_update()
-    engine.load_weights(weights)
-    return engine.finish_update(version, expected_names)
-
-
 def build_engine(
     rollout: RolloutConfig,
     model_folder: str,

@@ -27,7 +27,7 @@ from resources.engines.base import (
 )
 from resources.engines.generation_facts import close_facts, open_gauge
 from resources.engines.request_checks import check_request
-from resources.engines.weight_update import WeightUpdate
+from resources.engines.weight_update import TakesUpdates, WeightUpdate
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _Cohort:
     """[rows, tokens] int64: what the next forward takes."""
 
 
-class HuggingFaceEngine:
+class HuggingFaceEngine(TakesUpdates):
     """Continuous batching in its plainest form."""
 
     def __init__(self, model_folder: str, *, dtype: str, slots: int) -> None:
@@ -72,8 +72,6 @@ class HuggingFaceEngine:
         self._model = model.to(self._device).eval()
         self._waiting: deque[_Row] = deque()
         self._cohorts: list[_Cohort] = []
-        self._update: WeightUpdate | None = None
-        self._broken: str | None = None
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: Sampling, on_finished: OnFinished | None = None
@@ -191,12 +189,7 @@ class HuggingFaceEngine:
             raise WeightMismatchError(f"{len(lacking)} weights of the engine got no value: {lacking}")
         self._broken = None
         self.policy_version = version
-        return WeightReport(
-            version=version,
-            names=tuple(update.seen),
-            num_bytes=sum(update.seen.values()),
-            seconds=time.monotonic() - update.started,
-        )
+        return update.report(version)
 
     def sleep(self) -> None:
         """Move the weights to host memory."""
@@ -220,15 +213,6 @@ class HuggingFaceEngine:
                 free -= 1
             prompts = torch.tensor([row.request.prompt_ids for row in rows], device=self._device)
             self._cohorts.append(_Cohort(rows=rows, cache=DynamicCache(config=self._model.config), coming=prompts))
-
-    def _open_update(self) -> WeightUpdate:
-        if self._update is None:
-            raise RuntimeError("no weight update is open; call begin_update first")
-        return self._update
-
-    def _check_usable(self) -> None:
-        if self._broken is not None:
-            raise RuntimeError(f"the engine has no valid weights ({self._broken}); send a whole new version first")
 
 
 def _extend(row: _Row, logits: Tensor) -> FinishReason | None:

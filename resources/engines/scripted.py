@@ -26,7 +26,7 @@ from resources.engines.base import (
     Weights,
 )
 from resources.engines.generation_facts import close_facts, open_gauge
-from resources.engines.weight_update import WeightUpdate
+from resources.engines.weight_update import TakesUpdates, WeightUpdate
 
 Encode = Callable[[str], list[int]]
 
@@ -51,7 +51,7 @@ class _State:
     running: list[_Row] = field(default_factory=list)
 
 
-class ScriptedEngine:
+class ScriptedEngine(TakesUpdates):
     """Answers by `rollout.scripted`."""
 
     def __init__(
@@ -79,7 +79,6 @@ class ScriptedEngine:
         """Requests of each row so far, for the turns of an episode."""
         self._long_row: int | None = None
         """Row that `one_long` makes long."""
-        self._update: WeightUpdate | None = None
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: Sampling, on_finished: OnFinished | None = None
@@ -173,22 +172,16 @@ class ScriptedEngine:
 
     def load_weights(self, weights: Weights) -> None:
         """Read them, so that every check on the way runs, and forget them."""
-        if self._update is None:
-            raise RuntimeError("no weight update is open; call begin_update first")
-        for _ in self._update.take(weights):
+        for _ in self._open_update().take(weights):
             pass
 
     def finish_update(self, version: int, expected_names: Collection[str]) -> WeightReport:
         """Take over the version. Raises WeightMismatchError for other names."""
-        if self._update is None:
-            raise RuntimeError("no weight update is open; call begin_update first")
-        update, self._update = self._update, None
+        update = self._open_update()
+        self._update = None
         update.check_names(expected_names)
         self.policy_version = version
-        seconds = time.monotonic() - update.started
-        return WeightReport(
-            version=version, names=tuple(update.seen), num_bytes=sum(update.seen.values()), seconds=seconds
-        )
+        return update.report(version)
 
     def sleep(self) -> None:
         """Nothing to free."""

@@ -31,7 +31,7 @@ from resources.engines.request_checks import check_request
 from resources.engines.tensor_parallel import check_peers, join_peers, name_shared_memory, unlink_shared_memory
 from resources.engines.uncompiled import uncompiled
 from resources.engines.vllm_arguments import check_arguments, effective_arguments, engine_arguments
-from resources.engines.weight_update import WeightUpdate
+from resources.engines.weight_update import TakesUpdates, WeightUpdate
 from resources.telemetry.rollout_gauge import RolloutGauge
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -60,7 +60,7 @@ TIED_HEAD = "lm_head.weight"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
-class VllmEngine:
+class VllmEngine(TakesUpdates):
     """Continuous batching over vLLM's own step loop, one request a row, each row with its own seed."""
 
     _num_alive = 0
@@ -120,8 +120,6 @@ class VllmEngine:
         self._added: dict[str, tuple[int, float, Any]] = {}  # request id -> row id, time, vLLM's own request
         self._gauge = RolloutGauge(self._slots)
         self._tokens = 0
-        self._update: WeightUpdate | None = None
-        self._broken: str | None = None
 
     # Sampling ------------------------------------------------------------------------------------------------------
 
@@ -279,18 +277,7 @@ class VllmEngine:
         self._drop_caches()
         self._broken = None
         self.policy_version = version
-        return WeightReport(
-            version=version,
-            names=tuple(update.seen),
-            num_bytes=sum(update.seen.values()),
-            seconds=time.monotonic() - update.started,
-            aliases=tuple(update.aliases),
-        )
-
-    def _open_update(self) -> "WeightUpdate":
-        if self._update is None:
-            raise RuntimeError("no weight update is open; call begin_update first")
-        return self._update
+        return update.report(version)
 
     def _close(self, reason: str) -> None:
         # Always: vLLM keeps a half-open model on the meta device, where even freeing it fails.
@@ -332,10 +319,6 @@ class VllmEngine:
 
     def _without_compiling(self) -> AbstractContextManager[None]:
         return uncompiled(sampler) if self._is_cpu and self._is_eager else nullcontext()
-
-    def _check_usable(self) -> None:
-        if self._broken is not None:
-            raise RuntimeError(f"the engine has no valid weights ({self._broken}); send a whole new version first")
 
 
 _FIXED_ARGUMENTS: dict[str, Any] = {

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from torch import Tensor
 
-from resources.engines.base import Weights, check_names, counted
+from resources.engines.base import WeightReport, Weights, check_names, counted
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -40,3 +40,30 @@ class WeightUpdate:
         """Raise WeightMismatchError unless the names that came are the expected ones; a tied head may stand or not."""
         tied = {self.tied_head}
         check_names(self.seen.keys() - tied, set(expected) - tied)
+
+    def report(self, version: int) -> WeightReport:
+        """What came, once it is in force."""
+        return WeightReport(
+            version=version,
+            names=tuple(self.seen),
+            num_bytes=sum(self.seen.values()),
+            seconds=time.monotonic() - self.started,
+            aliases=tuple(self.aliases),
+        )
+
+
+class TakesUpdates:
+    """Mixin of an engine: the update that is under way, and whether what it holds may be sampled with."""
+
+    _update: WeightUpdate | None = None
+    _broken: str | None = None
+    """Why its weights are none of any version; None when they are."""
+
+    def _open_update(self) -> WeightUpdate:
+        if self._update is None:
+            raise RuntimeError("no weight update is open; call begin_update first")
+        return self._update
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError(f"the engine has no valid weights ({self._broken}); send a whole new version first")

@@ -38,7 +38,6 @@ class Timers:
         self._cpu_clock = cpu_clock
         self._stack: list[_Running] = []
         self._totals: dict[str, list[float]] = {}
-        self._top_seconds = 0.0
         self.own_cpu_seconds = 0.0
 
     def time(self, name: str) -> "_Running":
@@ -60,18 +59,6 @@ class Timers:
         """Self seconds of a name; 0 if it was never entered."""
         return self[name].self_seconds if name in self._totals else 0.0
 
-    def names(self) -> list[str]:
-        return list(self._totals)
-
-    def idle_seconds(self, step_seconds: float) -> float:
-        """Time of the step outside every timer. Raises ValueError if the timers ran longer than the step."""
-        idle = step_seconds - self._top_seconds
-        if idle < -1e-6 * max(1.0, step_seconds):
-            raise ValueError(
-                f"timers ran {self._top_seconds:.6f} s inside a step of {step_seconds:.6f} s, which must contain them"
-            )
-        return max(0.0, idle)
-
     def _record(self, name: str, seconds: float, inner: float) -> None:
         entry = self._totals.setdefault(name, [0.0, 0.0, 0.0])
         if all(running.name != name for running in self._stack):  # a recursive timer is already inside its own total
@@ -82,8 +69,6 @@ class Timers:
         entry[2] += 1
         if self._stack:
             self._stack[-1].inner += seconds
-        else:
-            self._top_seconds += seconds
 
 
 class _Running:

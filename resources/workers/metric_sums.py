@@ -7,7 +7,6 @@ from torch import Tensor
 
 from resources.models.optimizers import StepOutcome
 
-COUNT = "/count"
 MAX = "/max"
 
 
@@ -49,29 +48,3 @@ class MetricSums:
     def numbers(self) -> dict[str, float]:
         """Plain numbers."""
         return {name: float(value) for name, value in self._totals.items()}
-
-
-def combine_metrics(ranks: list[Mapping[str, float]]) -> dict[str, float]:
-    """Means, sums and maxima over ranks (or iterations), from their sums and counts.
-
-    A rank that reports nan for a mean is left out of it together with its count; a mean over nothing is absent, not 0.
-
-    >>> combine_metrics([{"x": 24.0, "x/count": 24.0, "n": 1.0}, {"x": 10.0, "x/count": 2.0, "n": 2.0}])
-    {'x': 1.3076923076923077, 'n': 3.0}
-    """
-    combined: dict[str, float] = {}
-    for name in dict.fromkeys(name for metrics in ranks for name in metrics):
-        if name.endswith(COUNT):
-            continue
-        values = [metrics[name] for metrics in ranks if name in metrics and metrics[name] == metrics[name]]
-        if name.endswith(MAX):
-            if values:
-                combined[name] = max(values)
-            continue
-        counts = [m[name + COUNT] for m in ranks if name in m and m[name] == m[name] and name + COUNT in m]
-        if not any(name + COUNT in metrics for metrics in ranks):
-            if values:
-                combined[name] = sum(values)
-        elif sum(counts) > 0:
-            combined[name] = sum(values) / sum(counts)
-    return combined

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from configs.rollout import RolloutConfig
-from resources.engines.base import GenerationRequest, Sampling, update_weights
+from resources.engines.base import GenerationRequest, Sampling
 from resources.engines.vllm import VllmEngine
+from tests.resources.engines.updates import update_weights
 
 from .conftest import STOP, build_tiny, exact_log_probs
 

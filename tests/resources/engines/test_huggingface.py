@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from resources.engines.base import FinishReason, GenerationRequest, Sampling, WeightMismatchError, update_weights
+from resources.engines.base import FinishReason, GenerationRequest, Sampling, WeightMismatchError
 from resources.engines.huggingface import HuggingFaceEngine, processed_log_probs
 from resources.seeding import row_seed
+from tests.resources.engines.updates import update_weights
 
 from .conftest import STOP, build_tiny, exact_log_probs
 

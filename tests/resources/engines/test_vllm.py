@@ -10,10 +10,10 @@ from resources.engines.base import (
     GenerationRequest,
     Sampling,
     WeightMismatchError,
-    update_weights,
 )
 from resources.engines.vllm import VllmEngine
 from resources.seeding import row_seed
+from tests.resources.engines.updates import update_weights
 
 from .conftest import STOP, VOCAB_SIZE, build_tiny, exact_log_probs
 

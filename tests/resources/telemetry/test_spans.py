@@ -123,14 +123,9 @@ def nested_step() -> Timers:
 
 def test_nested_timers_never_add_up_to_more_than_the_step():
     timers = nested_step()
-    assert timers.idle_seconds(10.0) == 1.0
+    assert sum(timers[name].self_seconds for name in ("generate", "sync", "train")) == 9.0
     assert timers["generate"].self_seconds == 5.0
     assert (timers["train"].total_seconds, timers["train"].count) == (3.0, 2)
-
-
-def test_timers_longer_than_their_step_are_refused():
-    with pytest.raises(ValueError, match=r"timers ran 9\.0+ s inside a step of 8\.0+ s"):
-        nested_step().idle_seconds(8.0)
 
 
 def test_a_recursive_timer_counts_each_moment_once():

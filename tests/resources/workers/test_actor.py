@@ -15,7 +15,6 @@ from resources.models.log_probs import log_probs_from_logits
 from resources.models.published_folder import published_folder
 from resources.update_plan import RATIO_TOLERANCE
 from resources.workers.actor import ActorWorker
-from resources.workers.metric_sums import combine_metrics
 from resources.workers.trained import RatioError
 from tests.resources.workers.tiny import (
     MODEL,
@@ -23,6 +22,7 @@ from tests.resources.workers.tiny import (
     TEMPERATURE,
     actor,
     largest_gap,
+    logged,
     make_rows,
     plans,
     rows_of,
@@ -82,7 +82,7 @@ def test_one_micro_batch_and_many_give_the_same_step(aggregation):
         worker = actor(optimizer=OptimizerConfig(lr=1e-3))
         rows = scored(worker, make_rows(7))
         metrics = worker.update(rows, plans(rows, micro_batch_size=size)[0], loss, TEMPERATURE)["metrics"]
-        results.append((combine_metrics([metrics]), weights_of(worker)))
+        results.append((logged([metrics]), weights_of(worker)))
     for metrics, weights in results[1:]:
         assert largest_gap(weights, results[0][1]) < 1e-5  # a hundredth of a step of Adam, which scales rounding up
         assert metrics == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
@@ -148,7 +148,7 @@ def test_rows_without_a_trained_token_change_nothing_and_are_counted():
     rows = scored(worker, rows)
     plan = plans(rows)[0]
     assert plan.num_masked_rows == 2
-    metrics = combine_metrics([worker.update(rows, plan, PPO, TEMPERATURE)["metrics"]])
+    metrics = logged([worker.update(rows, plan, PPO, TEMPERATURE)["metrics"]])
     assert metrics["actor/masked_rows"] == 2.0
 
     other = actor()
@@ -189,7 +189,7 @@ def test_nan_advantages_leave_weights_and_moments_alone():
     rows = scored(worker, make_rows(4))
     rows["advantages"].values().fill_(float("nan"))
     before = weights_of(worker)
-    metrics = combine_metrics([worker.update(rows, plans(rows)[0], PPO, TEMPERATURE)["metrics"]])
+    metrics = logged([worker.update(rows, plans(rows)[0], PPO, TEMPERATURE)["metrics"]])
     assert largest_gap(before, weights_of(worker)) == 0.0
     assert metrics["actor/skipped_steps"] == 1.0
     assert "actor/grad_norm" not in metrics

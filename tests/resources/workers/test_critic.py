@@ -12,9 +12,8 @@ from resources.models.character_tokenizer import build_character_tokenizer
 from resources.models.reward_export import export_reward_model
 from resources.models.value_head import build_value_model
 from resources.workers.critic import CriticWorker
-from resources.workers.metric_sums import combine_metrics
 from tasks.algorithms.objectives import critic_objective
-from tests.resources.workers.tiny import MODEL, SHAPE, VALUE_LOSS, critic, make_rows, plans, rows_of
+from tests.resources.workers.tiny import MODEL, SHAPE, VALUE_LOSS, critic, logged, make_rows, plans, rows_of
 
 
 def test_a_value_is_read_before_its_token_and_cannot_see_it():
@@ -46,7 +45,7 @@ def test_the_critic_learns_its_returns():
     losses = []
     for iteration in range(8):
         status = worker.update(rows, plans(rows, iteration=iteration)[0], unclipped)
-        losses.append(combine_metrics([status["metrics"]])["critic/loss"])
+        losses.append(logged([status["metrics"]])["critic/loss"])
     assert losses[-1] < 0.6 * losses[0]
 
 

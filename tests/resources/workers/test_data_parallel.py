@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from resources.workers.metric_sums import combine_metrics
 from tests.resources.workers.ranked_processes import run_ranked
 from tests.resources.workers.tiny import (
     PPO,
@@ -12,6 +11,7 @@ from tests.resources.workers.tiny import (
     actor,
     critic,
     largest_gap,
+    logged,
     make_rows,
     plans,
     scored,
@@ -38,8 +38,8 @@ def alone():
 @pytest.mark.parametrize(("dp_size", "fsdp"), [(2, True), (3, True), (2, False)])
 def test_data_parallel_ranks_train_the_same_actor_as_one(alone, dp_size, fsdp):
     ranks = run_ranked(train_actor, dp_size, dp_size, fsdp, 7)
-    expected = combine_metrics([alone[1]["metrics"]])
-    metrics = combine_metrics([status["metrics"] for _, status, _ in ranks])
+    expected = logged([alone[1]["metrics"]])
+    metrics = logged([status["metrics"] for _, status, _ in ranks])
     for log_probs, _, weights in ranks:
         torch.testing.assert_close(log_probs, alone[0], atol=1e-5, rtol=1e-5)
         assert largest_gap(weights, alone[2]) < 2e-5
@@ -64,7 +64,7 @@ def test_two_ranks_train_the_same_critic_as_one():
     for rank in ranks:
         torch.testing.assert_close(rank[0], before, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(rank[2], after, atol=1e-4, rtol=1e-4)
-    combined, expected = combine_metrics([rank[1] for rank in ranks]), combine_metrics([metrics])
+    combined, expected = logged([rank[1] for rank in ranks]), logged([metrics])
     assert combined["critic/loss"] == pytest.approx(expected["critic/loss"], rel=1e-4)
 
 
@@ -81,7 +81,7 @@ def test_a_rank_without_rows_still_enters_every_collective():
     """Three rows of one each on two ranks need two passes on both; one row leaves a rank with nothing."""
     ranks = run_ranked(train_few_rows, 2, 1)
     assert [passes for _, passes in ranks] == [[1], [1]]
-    metrics = combine_metrics([metrics for metrics, _ in ranks])
+    metrics = logged([metrics for metrics, _ in ranks])
     assert metrics["actor/padding_micro_batches"] == 1.0
     assert metrics["actor/optimizer_steps"] == 1.0
 
@@ -102,7 +102,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all():
     ranks = run_ranked(train_on_nan, 2)
     assert [gap for _, gap, _ in ranks] == [0.0, 0.0]
     assert [skipped for _, _, skipped in ranks] == [1, 1]
-    metrics = combine_metrics([metrics for metrics, _, _ in ranks])
+    metrics = logged([metrics for metrics, _, _ in ranks])
     assert metrics["actor/skipped_steps"] == 1.0
     assert "actor/grad_norm" not in metrics
 

@@ -10,8 +10,7 @@ from resources.ranks import Mesh
 from resources.rows import Rows, ShardRef
 from resources.worker_group import start_group
 from resources.worker_spec import WorkerSpec
-from resources.workers.metric_sums import combine_metrics
-from tests.resources.workers.tiny import MODEL, OPTIMIZER, PPO, TEMPERATURE, actor, make_rows, plans, scored
+from tests.resources.workers.tiny import MODEL, OPTIMIZER, PPO, TEMPERATURE, actor, logged, make_rows, plans, scored
 
 SETTINGS = TrainedRoleConfig(optimizer=OPTIMIZER, micro_batch_size=3)
 
@@ -33,7 +32,7 @@ def test_two_ray_workers_score_and_train_as_one_process(cluster, sequence_parall
     rows = make_rows(7)
     alone = actor()
     expected_rows = scored(alone, rows)
-    expected = combine_metrics([alone.update(expected_rows, plans(rows)[0], PPO, TEMPERATURE)["metrics"]])
+    expected = logged([alone.update(expected_rows, plans(rows)[0], PPO, TEMPERATURE)["metrics"]])
 
     cluster.reserve({"main": PoolConfig(nodes=(2,), cpus_per_bundle=1.0)})
     spec = WorkerSpec(
@@ -64,7 +63,7 @@ def test_two_ray_workers_score_and_train_as_one_process(cluster, sequence_parall
     statuses = group.update(
         [together.select(plan.row_ids) for plan in per_rank], per_rank, PPO, temperature=TEMPERATURE
     )
-    metrics = combine_metrics([status["metrics"] for status in statuses])
+    metrics = logged([status["metrics"] for status in statuses])
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
     assert group.checksum()[0].keys() == alone.checksum().keys()

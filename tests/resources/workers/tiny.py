@@ -1,6 +1,7 @@
 """A tiny model, a small ragged batch and real objectives, for the tests of workers."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from resources.batch import join_columns, make_shard, ragged_from_rows, ragged_f
 from resources.update_plan import UpdatePlan, make_update_plans
 from resources.workers.actor import ActorWorker
 from resources.workers.critic import CriticWorker
+from tasks.algorithms.diagnostics import finish_metrics
 from tasks.algorithms.objectives import actor_objective, critic_objective
+from tasks.replies import add_sums
 
 SHAPE = ModelShape(
     num_layers=2, hidden_size=32, intermediate_size=64, num_heads=4, num_kv_heads=2, vocab_size=100, max_positions=64
@@ -38,6 +41,11 @@ def critic(model: ModelConfig = MODEL, **settings: Any) -> CriticWorker:
     return CriticWorker(
         model, CriticConfig(**{"optimizer": OPTIMIZER, "micro_batch_size": 3, **settings}), 0, threads=1
     )
+
+
+def logged(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What a run logs of the metrics that its ranks give."""
+    return finish_metrics(add_sums(ranks))
 
 
 def make_rows(count: int = 7, seed: int = 0) -> TensorDict:
