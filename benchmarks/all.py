@@ -1,4 +1,4 @@
-"""Every benchmark, one table: `python -m benchmarks.all [--json] [--only NAME ...]`.
+"""The benchmarks of `NAMES`, one table: `python -m benchmarks.all [--json] [--only NAME ...]`.
 
 Each runs in a process of its own, so that none inherits another's threads, caches or cluster. Exit 0 when all targets
 hold. The table of the algorithms takes an hour and is left to its own command, `python -m benchmarks.algorithms`.

@@ -5,6 +5,7 @@ arguments, is known now.
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator
 
@@ -33,10 +34,18 @@ def check_start(config: RunConfig, *, trains: bool = True) -> None:
         check_inputs(config)
     except ConfigError as error:
         problems += error.problems
-    problems += [*_grader_problems(config), *_hook_problems(config), *_worker_problems(config)]
+    problems += [*_cluster_problems(config), *_grader_problems(config)]
+    problems += [*_hook_problems(config), *_worker_problems(config)]
     problems += _warm_up_problems(config) if trains else ()
     if problems:
         raise ConfigError(config.name, problems)
+
+
+def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
+    named = os.environ.get("RAY_ADDRESS")
+    if config.ray.address is None and named and named != "local":
+        rule = f"RAY_ADDRESS is {named!r}, and which cluster a run works on stands in its config alone"
+        yield Problem("ray.address", None, rule, "set it to HOST:PORT, or unset RAY_ADDRESS to start a cluster here")
 
 
 def _grader_problems(config: RunConfig) -> Iterator[Problem]:

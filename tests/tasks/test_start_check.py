@@ -120,3 +120,13 @@ def test_a_worker_whose_module_raises_is_refused_with_what_it_raised(tmp_path: P
     monkeypatch.syspath_prepend(tmp_path)
     [problem] = refused("roles.actor.worker=broken_worker:Worker")
     assert "'broken_worker' does not import: SyntaxError: invalid syntax" in problem
+
+
+def test_a_cluster_that_only_the_environment_names_is_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert refused() == [
+        "ray.address is null; RAY_ADDRESS is 'head:6379', and which cluster a run works on stands in its config alone; "
+        "set it to HOST:PORT, or unset RAY_ADDRESS to start a cluster here"
+    ]
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert refused() == []
