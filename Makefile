@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export DO_NOT_TRACK = 1
 
-.PHONY: setup setup-dev quickstart test test-slow slow-part lint bench bench-peers bench-small chaos chaos-part soak clean-runs
+.PHONY: setup setup-dev quickstart test test-slow slow-part lint bench bench-peers bench-small chaos chaos-part soak
 
 setup:
 	@PYTHON=$(PYTHON) ./requirements/install.sh cpu

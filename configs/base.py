@@ -59,5 +59,5 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 RowCount = Annotated[int, Field(ge=1, le=10**6)]
 """Prompts of an iteration, or responses to one."""
 
-Seconds = Annotated[float, Field(gt=0.0)]
-"""A time limit; zero would mean 'fail at once' and is refused."""
+Seconds = Annotated[float, Field(ge=0.01, le=10**7)]
+"""A time limit: less than a hundredth of a second would mean 'fail at once', more than 115 days never."""

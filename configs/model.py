@@ -122,11 +122,11 @@ class ModelConfig(Config):
 class OptimizerConfig(Config):
     """AdamW with a warm-up and one of three schedules."""
 
-    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    lr: Annotated[float, Field(gt=0.0, le=10.0)] = 1e-6
     betas: Items[Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0.0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    max_grad_norm: Annotated[float, Field(ge=1e-6)] = 1.0
     """Global norm to which gradients are clipped; a non-finite norm skips the step and is counted."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"

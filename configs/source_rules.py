@@ -47,6 +47,14 @@ def rewards_can_differ(config: "RunConfig") -> Iterator[Problem]:
             yield Problem(f"reward.graders.{index}.weight", 0.0, rule, "give one of them a weight, for example 1")
 
 
+def length_is_punished_once(config: "RunConfig") -> Iterator[Problem]:
+    """The soft penalty on long responses is a grader or a setting of the algorithm; both would add up."""
+    named = [grader.name for grader in config.reward.graders if grader.function == "overlong_penalty"]
+    if named and config.algorithm.overlong is not None:
+        rule = f"grader {named[0]!r} is an overlong_penalty, so that long responses would be punished twice"
+        yield Problem("algorithm.overlong", "given", rule, "remove one of the two")
+
+
 def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
     """Validating on nothing would report nothing."""
     if config.validation.every and not config.validation.sources:
@@ -96,6 +104,7 @@ def best_checkpoint_is_measured(config: "RunConfig") -> Iterator[Problem]:
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
     rewards_can_differ,
+    length_is_punished_once,
     validation_has_prompts,
     held_out_rows_are_others,
     best_checkpoint_is_measured,

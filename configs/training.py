@@ -94,10 +94,10 @@ class RecoveryConfig(Config):
     backoff_seconds: Annotated[float, Field(ge=0.0)] = 1.0
     allow_smaller: bool = False
     """Go on with fewer ranks when no spare is left."""
-    call_deadline_seconds: Seconds = 1800.0
+    call_deadline_seconds: Annotated[Seconds, Field(ge=1.0)] = 1800.0
     """Longest a worker call may take."""
-    stopped_after_seconds: Seconds = 10.0
-    """Without a heartbeat and without CPU time gained, a worker counts as stopped."""
+    stopped_after_seconds: Annotated[Seconds, Field(ge=2.0)] = 10.0
+    """Without a heartbeat (one a second) and without CPU time gained, a worker counts as stopped."""
     on_nan_loss: Literal["skip", "stop"] = "skip"
     max_nan_steps: Count = 10
     prefect_outage_seconds: Seconds = 300.0

@@ -23,6 +23,9 @@ def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "critic", f"{algorithm.name} has no critic"
     yield from _of_the_kl(config)
     yield from _of_the_data(config)
+    yield from _of_the_correction(config)
+    yield from _of_the_servers(config)
+    yield from _of_the_graders(config)
     if config.pools[config.roles["rollout"].pool].accelerator == "none":
         for key in _given(config.rollout, ["gpu_memory_fraction"]):
             yield f"rollout.{key}", "the pool of the rollout has no accelerators"
@@ -53,6 +56,41 @@ def _of_the_data(config: RunConfig) -> Iterator[tuple[str, str]]:
     validation = config.validation
     if validation.sources and not (validation.every or validation.at_start or validation.at_end):
         yield "validation.sources", "validation.every is 0, and neither at_start nor at_end is true"
+
+
+def _of_the_correction(config: RunConfig) -> Iterator[tuple[str, str]]:
+    algorithm = config.algorithm
+    if config.correction_mode == "off":
+        for key in _given(algorithm.correction, ["lower", "upper"]):
+            yield f"algorithm.correction.{key}", "nothing is corrected (algorithm.correction.mode)"
+    if not algorithm.resolved().dynamic_sampling:
+        for key in _given(algorithm.dynamic_sampling, ["max_rounds"]):
+            yield f"algorithm.dynamic_sampling.{key}", "algorithm.dynamic_sampling.enabled is not true"
+    if config.distillation is not None and config.distillation.objective != "forward_kl_top_k":
+        for key in _given(config.distillation, ["top_k"]):
+            yield f"distillation.{key}", f"distillation.objective is {config.distillation.objective}"
+
+
+def _of_the_servers(config: RunConfig) -> Iterator[tuple[str, str]]:
+    servers = config.rollout.servers
+    if not servers.enabled:
+        for key in _given(
+            servers, ["agent_processes", "agent_seconds", "request_deadline_seconds", "max_redispatches"]
+        ):
+            yield f"rollout.servers.{key}", "rollout.servers.enabled is false"
+    elif servers.agent is None:
+        for key in _given(servers, ["agent_processes", "agent_seconds"]):
+            yield f"rollout.servers.{key}", "rollout.servers.agent is not set"
+
+
+def _of_the_graders(config: RunConfig) -> Iterator[tuple[str, str]]:
+    for index, grader in enumerate(config.reward.graders):
+        if grader.on_failure != "retry":
+            for key in _given(grader, ["retries"]):
+                yield f"reward.graders.{index}.{key}", f"on_failure is {grader.on_failure}"
+        if grader.kind != "sandbox":
+            for key in _given(grader, ["sandbox"]):
+                yield f"reward.graders.{index}.{key}", f"the grader is of kind {grader.kind}"
 
 
 def _given(section: BaseModel, keys: Iterable[str]) -> Iterator[str]:

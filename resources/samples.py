@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # reports read samples without paying for torch
 
 _NAME = re.compile(r"^iteration-(\d{6,})\.parquet$")
 TOKEN_FIELDS = ("tokens", "token_log_probs", "token_advantages")
+"""Fields that hold a list with an entry a token of the response; null in rows without token detail."""
 COLUMNS = (
     "iteration", "row_id", "group_id", "source", "index", "prompt", "response", "answer", "score", "advantage",
     "finish_reason", "prompt_length", "response_length", "policy_version", *TOKEN_FIELDS,
@@ -32,7 +33,6 @@ class SamplesError(ValueError):
     """A file of samples that cannot be read, or is another program's."""
 
 
-"""Fields that hold a list with an entry a token of the response; null in rows without token detail."""
 FINISH_REASONS = ("stop", "length", "abort")
 Decoder = Callable[[Sequence[int]], str]
 

@@ -81,3 +81,18 @@ def test_devices_and_marks_of_ours_are_not_set_by_a_role(key: str):
 def test_fused_roles_set_a_variable_to_one_value():
     apart = ["roles.actor.env={A: '1', B: '1'}", "roles.critic.env={A: '2', B: '1'}"]
     assert the_problem("quickstart", *apart).startswith("roles.critic.env.A is '2'; it is fused with actor")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "recovery.call_deadline_seconds=0.5", "recovery.call_deadline_seconds=1e300",
+        "recovery.stopped_after_seconds=1", "ray.connect_deadline_seconds=0.001", "actor.optimizer.lr=1e10",
+        "actor.optimizer.eps=2", "actor.optimizer.weight_decay=11", "actor.optimizer.max_grad_norm=1e-300",
+    ],
+)  # fmt: skip
+def test_a_number_that_can_only_be_a_slip_is_refused(setting: str):
+    path, _, value = setting.partition("=")
+    said = the_problem("quickstart", setting)
+    assert said.startswith(f"{path} is {float(value):g}".replace("1e+", "1e").split("e")[0])
+    assert "it must be" in said

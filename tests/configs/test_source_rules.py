@@ -202,3 +202,16 @@ def test_options_of_no_environment_are_refused():
 
 def test_a_model_that_is_made_here_has_no_file_of_weights():
     assert "gguf_file is 'm.gguf' beside build" in the_problem("quickstart", "model.gguf_file=m.gguf")
+
+
+def test_a_long_response_is_not_punished_by_a_grader_and_by_the_algorithm():
+    changes = [
+        "reward.graders=[{name: right, function: exact_answer}, {name: short, function: overlong_penalty}]",
+        "algorithm.overlong={max_length: 8, buffer: 5}",
+    ]
+    assert the_problem("quickstart", *changes) == (
+        "algorithm.overlong is 'given'; grader 'short' is an overlong_penalty, so that long responses would be punished "
+        "twice; remove one of the two"
+    )
+    assert problems("quickstart", changes[0]) == []
+    assert problems("quickstart", changes[1]) == []
