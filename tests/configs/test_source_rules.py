@@ -210,8 +210,8 @@ def test_a_long_response_is_not_punished_by_a_grader_and_by_the_algorithm():
         "algorithm.overlong={max_length: 8, buffer: 5}",
     ]
     assert the_problem("quickstart", *changes) == (
-        "algorithm.overlong is 'given'; grader 'short' is an overlong_penalty, so that long responses would be punished "
-        "twice; remove one of the two"
+        "algorithm.overlong is 'given'; grader 'short' is an overlong_penalty, so that long responses would be "
+        "punished twice; remove one of the two"
     )
     assert problems("quickstart", changes[0]) == []
     assert problems("quickstart", changes[1]) == []
