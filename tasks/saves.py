@@ -145,7 +145,8 @@ def save_last_iteration(run: Session) -> None:
     try:
         publish_finished(run, EXIT_SECONDS)
         run.writers.stop()  # none may write beside this process
-        if snapshot.state.iteration <= max(run.checkpoints.iterations(), default=0):
+        on_disk = set(run.checkpoints.iterations()) - run.checkpoints.passed_over
+        if snapshot.state.iteration <= max(on_disk, default=0):
             return
         staging = run.checkpoints.begin(snapshot.state.iteration)
         sums: dict[str, str] = {}
