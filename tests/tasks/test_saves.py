@@ -56,3 +56,18 @@ def test_a_stopped_run_saves_its_last_iteration_beside_or_over_a_damaged_checkpo
     save_last_iteration(run)
     assert run.checkpoints.newest().iteration == newest
     assert run.failed_saves == 0
+
+
+def test_a_save_counts_though_an_older_checkpoint_could_not_be_removed(run: Session):
+    save(run, 1)
+    staging = run.checkpoints.begin(2)
+    (staging / "weights").write_bytes(b"weights 2")
+    in_the_way = run.checkpoints.folder / ".writing-000001-removed"
+    in_the_way.touch()  # a folder cannot be renamed onto a file
+    publish(run, staging, manifest(2), {})
+    assert run.checkpoints.newest().iteration == 2
+    assert run.failed_saves == 0
+    assert kinds(run) == ["checkpoint", "checkpoint", "prune-failed"]
+    in_the_way.unlink()
+    save(run, 3)
+    assert run.checkpoints.iterations() == [3]
