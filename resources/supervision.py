@@ -44,6 +44,8 @@ GroupKey = tuple[str, int]
 class _RankState:
     facts: RankFacts
     beat_at: float
+    memory_kills: tuple[int, int]
+    """The kernel's count at the beat before the last one, and at the last one."""
     tail: list[str] = field(default_factory=list)
     running: str | None = None
     exit_code: int | None = None
@@ -59,7 +61,6 @@ class _Watch:
     facts: GroupFacts
     on_failure: Callable[[Failure], None]
     ranks: list[_RankState]
-    memory_kills: int
     failure: Failure | None = None
 
 
@@ -81,7 +82,7 @@ class Supervisor:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._server, selectors.EVENT_READ)
+        self._open_door()
         self._thread = threading.Thread(target=self._run, name="callsheet-supervisor", daemon=True)
         self._thread.start()
 
@@ -93,10 +94,10 @@ class Supervisor:
 
     def watch(self, facts: GroupFacts, on_failure: Callable[[Failure], None]) -> None:
         """Begin to watch an incarnation; `on_failure` is called once, from the supervisor's thread."""
-        now = time.monotonic()
-        ranks = [_RankState(facts=rank, beat_at=now) for rank in facts.ranks]
+        now, kills = time.monotonic(), memory_kills()
+        ranks = [_RankState(facts=rank, beat_at=now, memory_kills=(kills, kills)) for rank in facts.ranks]
         with self._lock:
-            self._watches[facts.name, facts.incarnation] = _Watch(facts, on_failure, ranks, memory_kills())
+            self._watches[facts.name, facts.incarnation] = _Watch(facts, on_failure, ranks)
 
     def forget(self, facts: GroupFacts) -> None:
         """Stop watching; the end of its processes is no failure any more."""
@@ -172,10 +173,13 @@ class Supervisor:
             _log.warning("a connection could not be accepted: %s", error)
             # It stays at the door; looking at it in a loop would keep a core busy.
             self._selector.unregister(self._server)
-            self.call_later(_NO_ROOM_SECONDS, lambda: self._selector.register(self._server, selectors.EVENT_READ))
+            self.call_later(_NO_ROOM_SECONDS, self._open_door)
             return
         connection.settimeout(1.0)
         self._selector.register(connection, selectors.EVENT_READ, Link(connection))
+
+    def _open_door(self) -> None:
+        self._selector.register(self._server, selectors.EVENT_READ)
 
     def _read(self, link: "Link") -> None:
         lines = link.lines()
@@ -215,6 +219,7 @@ class Supervisor:
         state = self._state_of(link.hello)
         if state is not None:
             state.beat_at = time.monotonic()
+            state.memory_kills = (state.memory_kills[1], memory_kills())
             state.lost_at = state.cpu = state.cpu_since = None
             state.tail = message.get("tail", state.tail)
             state.running = message.get("running")
@@ -309,7 +314,8 @@ class Supervisor:
             state.exit_code,
             state.signal_name,
             tail,
-            is_oom=local and memory_kills() > watch.memory_kills,
+            # A killed process beats no more, but its last beat may have been read after its end.
+            is_oom=local and memory_kills() > state.memory_kills[0],
         )
         self._fail(watch, state, kind, detail)
 

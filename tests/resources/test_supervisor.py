@@ -152,3 +152,43 @@ def test_a_process_without_a_free_descriptor_lets_nobody_in_until_it_has_one(sup
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         connection.settimeout(SECONDS)
         assert connection.recv(1) == b"{"
+
+
+@pytest.mark.parametrize(
+    ("last_word", "beats_since_kill", "kind", "detail"),
+    [
+        ({"exit": 3}, 0, "exit code", "exit code 3"),
+        ({"signal": "SIGTERM"}, 0, "signal", "SIGTERM"),
+        (None, 0, "out of memory", "killed for memory"),
+        (None, 1, "out of memory", "killed for memory"),
+        (None, 2, "signal", "SIGKILL (inferred: the process ended without a word)"),
+    ],
+)
+def test_a_memory_kill_is_told_only_of_a_process_that_ends_without_a_word_right_after_it(
+    supervisor: Supervisor,
+    child: "subprocess.Popen[bytes]",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last_word: dict[str, Any] | None,
+    beats_since_kill: int,
+    kind: str,
+    detail: str,
+):
+    """The kernel's count may rise for a forked grader; a worker that goes on beating was not the one that was hit."""
+    events = tmp_path / "memory.events"
+    events.write_text("oom 0\noom_kill 0\n")
+    monkeypatch.setattr("resources.process_facts._CGROUP_EVENTS", events)
+    told = watch(supervisor, child.pid, tmp_path)
+    with greet(supervisor) as rank:
+        say(rank, {"running": "echo.before"})
+        assert wait_until(lambda: supervisor.running("echo", 1)[0][0] == "echo.before")
+        events.write_text("oom 1\noom_kill 1\n")
+        for number in range(beats_since_kill):
+            say(rank, {"running": f"echo.after-{number}"})
+            assert wait_until(lambda number=number: supervisor.running("echo", 1)[0][0] == f"echo.after-{number}")
+        if last_word is not None:
+            say(rank, last_word)
+            assert wait_until(lambda: supervisor.running("echo", 1)[0][0] is None)
+        child.kill()
+        assert wait_until(lambda: bool(told))
+    assert (told[0].kind, told[0].detail) == (kind, detail)
