@@ -79,7 +79,6 @@ class Episode:
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     turn_start: int = 0
     """Where in `ids` the present turn began."""
     num_turns: int = 1
@@ -108,21 +107,20 @@ class Episode:
             prompt_index=self.request.prompt_index,
         )
 
-    def take(self, output: GenerationOutput, version: int) -> None:
+    def take(self, output: GenerationOutput) -> None:
         """Append what was sampled."""
-        self._append(output.token_ids, True, output.log_probs, version)
+        self._append(output.token_ids, True, output.log_probs)
 
-    def read(self, ids: Sequence[int], version: int) -> None:
+    def read(self, ids: Sequence[int]) -> None:
         """Append what was answered."""
-        self._append(ids, False, [0.0] * len(ids), version)
+        self._append(ids, False, [0.0] * len(ids))
         self.turn_start = len(self.ids)
         self.num_turns += 1
 
-    def _append(self, ids: Sequence[int], is_sampled: bool, log_probs: Sequence[float], version: int) -> None:
+    def _append(self, ids: Sequence[int], is_sampled: bool, log_probs: Sequence[float]) -> None:
         self.ids += ids
         self.mask += [is_sampled] * len(ids)
         self.log_probs += log_probs
-        self.versions += [version] * len(ids)
 
     def sampled(self) -> GenerationOutput:
         """The policy's own tokens alone: what graders read and metrics count."""
@@ -177,7 +175,7 @@ class AgentLoop:
 
     def _take(self, episode: Episode, output: GenerationOutput, sampling: Sampling) -> bool:
         """Take what was sampled; whether the turn wants an answer. Where it does not, the episode ends, or goes on."""
-        episode.take(output, self.engine.policy_version)
+        episode.take(output)
         if output.finish_reason is not FinishReason.STOP:
             episode.reason = output.finish_reason
             return False
@@ -238,4 +236,4 @@ class AgentLoop:
         if episode.num_turns >= self.dialogue.max_turns or room < 1:
             episode.reason = FinishReason.LENGTH
             return
-        episode.read(ids, self.engine.policy_version)
+        episode.read(ids)

@@ -59,6 +59,8 @@ class CheckpointStore:
         self.folder = folder
         self._open: set[Path] = set()
         """Saves of this process that are being written."""
+        self.passed_over: set[int] = set()
+        """Published ones that `latest` could not go on from; the next save of such an iteration takes its place."""
 
     def begin(self, iteration: int) -> Path:
         """An empty folder to write into; leftovers of killed saves are removed first."""
@@ -73,14 +75,15 @@ class CheckpointStore:
         return staging
 
     def commit(self, staging: Path, manifest: Manifest, checksums: Mapping[str, str] | None = None) -> Path:
-        """Checksum and fsync all of `staging`, then publish it by a rename. Publishing twice is harmless.
+        """Checksum and fsync all of `staging`, then publish it by a rename.
 
+        One of that iteration that stands already is kept if it is whole and counts the same lines, else replaced.
         `checksums` are of files that their writers have hashed and fsynced already, by path below `staging`.
         Raises OSError (a full disk, say) with nothing published and the older checkpoints untouched.
         """
         self._open.discard(staging)
         final = self.path_of(manifest.iteration)
-        if final.exists():
+        if self._stands(manifest):
             shutil.rmtree(staging)
             return final
         known = dict(checksums or {})
@@ -92,9 +95,27 @@ class CheckpointStore:
         own = [path for name, path in files.items() if name not in known]
         for path in [*own, written, *(p for p in staging.rglob("*") if p.is_dir()), staging]:
             sync_file(path)
+        damaged = self._set_aside(manifest.iteration) if final.exists() else None
         os.rename(staging, final)
         sync_file(self.folder)
+        self.passed_over.discard(manifest.iteration)
+        if damaged is not None:
+            shutil.rmtree(damaged, ignore_errors=True)  # the next save removes what is left of it
         return final
+
+    def _stands(self, manifest: Manifest) -> bool:
+        """Whether that iteration has a checkpoint to go on from: whole, and of the lines that metrics.jsonl holds."""
+        try:
+            return self.read(manifest.iteration).metrics_bytes == manifest.metrics_bytes
+        except (CheckpointError, OSError):
+            return False
+
+    def _set_aside(self, iteration: int) -> Path:
+        """Take a checkpoint's name away at once: a half-removed folder must never look like a checkpoint."""
+        doomed = self.folder / f".writing-{iteration:06d}-removed"
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(self.path_of(iteration), doomed)
+        return doomed
 
     def discard(self, staging: Path) -> None:
         """Give up a save: its folder goes, and with it the space it took."""
@@ -146,7 +167,9 @@ class CheckpointStore:
                     _check_lines(metrics, found)
             except CheckpointError as error:
                 problems.append(str(error))
+                self.passed_over.add(iteration)
                 continue
+            self.passed_over.discard(iteration)
             return found, problems
         return None, problems
 
@@ -179,10 +202,7 @@ class CheckpointStore:
         stay |= {newest} if newest is not None else set()
         gone = [iteration for iteration in self.iterations() if iteration not in stay]
         for iteration in gone:
-            # Renamed first: a half-removed folder must never look like a checkpoint.
-            doomed = self.folder / f".writing-{iteration:06d}-removed"
-            os.rename(self.path_of(iteration), doomed)
-            shutil.rmtree(doomed)
+            shutil.rmtree(self._set_aside(iteration))
         return gone
 
     def best(self, metric: str) -> int | None:

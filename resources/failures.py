@@ -131,11 +131,12 @@ def death_kind(
 ) -> tuple[str, str]:
     """(kind, detail) of a process that ended, from what it announced, what Ray says and what stands in its log.
 
-    A process can announce an exit code or a catchable signal; nothing but SIGKILL ends it without a word.
+    A process can announce an exit code or a catchable signal; nothing but SIGKILL ends it without a word, and only
+    then do the kernel's memory kills (`is_oom`) say anything: they may have hit another process.
     """
     if _NODE_LOST.search(error_text):
         return "node lost", "its node is gone"
-    if is_oom or _OUT_OF_MEMORY.search(error_text):
+    if _OUT_OF_MEMORY.search(error_text):
         return "out of memory", "killed for memory"
     if exit_code is not None:
         return "exit code", f"exit code {exit_code}"
@@ -145,6 +146,8 @@ def death_kind(
         if line.startswith("Fatal Python error: "):
             fault = line.removeprefix("Fatal Python error: ").strip()
             return "signal", _FAULTS.get(fault, fault)
+    if is_oom:
+        return "out of memory", "killed for memory"
     return "signal", "SIGKILL (inferred: the process ended without a word)"
 
 

@@ -65,7 +65,7 @@ def end_process_group() -> NoReturn:
 
 
 class Heartbeat:
-    """Reports once a second to the controller: CPU time, the running call, new log lines."""
+    """Reports once a second to the controller: that it lives, the running call, new log lines."""
 
     def __init__(
         self, address: tuple[str, int], hello: Mapping[str, Any], log_file: Path, is_orphan_allowed: bool
@@ -81,7 +81,6 @@ class Heartbeat:
         self._socket: socket.socket | None = None
         self._pid = os.getpid()
         self.running: str | None = None
-        self.running_since = 0.0
         self.clock_offset = 0.0
         """Controller's monotonic clock minus this process's."""
 
@@ -111,8 +110,8 @@ class Heartbeat:
                 self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def beat(self) -> dict[str, Any]:
-        """The state of this process: CPU seconds, running call, and the log's tail if it grew."""
-        message: dict[str, Any] = {"cpu": time.process_time(), "running": self.running, "since": self.running_since}
+        """The state of this process: the running call, and the log's tail if it grew."""
+        message: dict[str, Any] = {"running": self.running}
         size = self._log_file.stat().st_size if self._log_file.exists() else 0
         self._beats += 1
         if size != self._log_size or self._beats % _TAIL_EVERY_BEATS == 0:

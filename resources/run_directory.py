@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.yaml_reader import write_plain_yaml
+from resources.whole_lines import append_lines
 
 SIDE_RUN = "side-run"
 """The first event of a folder in which one thing was done alone: a fit, an evaluation. It has nothing to go on with."""
@@ -128,11 +129,8 @@ class RunDirectory:
         (self.path / "config.yaml").write_text(write_plain_yaml(dict(config)))
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
-        """Add one JSON line and have it on the disk before returning."""
-        with path.open("a") as file:
-            file.write(json.dumps(record, sort_keys=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Add one JSON line and have it on the disk before returning. Raises OSError with the file as it was."""
+        append_lines(path, json.dumps(record, sort_keys=True) + "\n", is_synced=True)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Record that something happened, with the time of day."""
@@ -146,7 +144,7 @@ class RunDirectory:
                 os.fsync(file.fileno())
 
     def cut_after(self, path: Path, iteration: int) -> None:
-        """Keep the lines of a file whose `iteration` is below `iteration`, and drop a torn last line."""
+        """Keep the lines of a file whose `iteration` is below `iteration`, and drop torn ones."""
         if not path.exists():
             return
         kept = [json.dumps(line, sort_keys=True) for line in read_lines(path) if line.get("iteration", -1) < iteration]
@@ -173,7 +171,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file of lines, up to the first line that is torn or holds anything else."""
+    """The JSON objects of a file of lines; a line that is torn or holds anything else is stepped over."""
     if not path.is_file():
         return
     for line in path.read_text(errors="replace").split("\n"):
@@ -182,7 +180,6 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
-            return
-        if not isinstance(record, dict):
-            return
-        yield record
+            continue
+        if isinstance(record, dict):
+            yield record

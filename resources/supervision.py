@@ -4,7 +4,6 @@ Dead: the worker's socket closed and its process (or node) is gone. Stopped: ten
 time gained. Busy is neither; it ends at the call's own deadline. Nothing here waits on a call.
 """
 
-import hmac
 import logging
 import secrets
 import selectors
@@ -25,13 +24,17 @@ from resources.failures import Failure, GroupFacts, RankFacts, death_kind
 from resources.heartbeat import read_tail
 from resources.process_facts import cpu_seconds, cpu_seconds_of, host_identity, is_running, memory_kills
 from resources.ray_state import is_actor_dead, is_node_alive
-from resources.supervisor_link import Link, parse_line
+from resources.supervisor_link import Link, parse_line, shows
 
 STOPPED_SECONDS = 10.0
 _SUSPECT_SECONDS = 2.5
 _TICK_SECONDS = 0.25
 _FROZEN_SECONDS = 3.0
 _CPU_STEP_SECONDS = 0.011
+_HELLO_SECONDS = 10.0
+"""A connection that has not shown the secret by then is closed."""
+_NO_ROOM_SECONDS = 1.0
+"""Without a free file descriptor nobody is let in; those who wait are asked in again after this."""
 _log = logging.getLogger(__name__)
 
 GroupKey = tuple[str, int]
@@ -41,6 +44,8 @@ GroupKey = tuple[str, int]
 class _RankState:
     facts: RankFacts
     beat_at: float
+    memory_kills: tuple[int, int]
+    """The kernel's count at the beat before the last one, and at the last one."""
     tail: list[str] = field(default_factory=list)
     running: str | None = None
     exit_code: int | None = None
@@ -56,7 +61,6 @@ class _Watch:
     facts: GroupFacts
     on_failure: Callable[[Failure], None]
     ranks: list[_RankState]
-    memory_kills: int
     failure: Failure | None = None
 
 
@@ -78,7 +82,7 @@ class Supervisor:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._server, selectors.EVENT_READ)
+        self._open_door()
         self._thread = threading.Thread(target=self._run, name="callsheet-supervisor", daemon=True)
         self._thread.start()
 
@@ -89,11 +93,11 @@ class Supervisor:
             return self._incarnations[name]
 
     def watch(self, facts: GroupFacts, on_failure: Callable[[Failure], None]) -> None:
-        """Begin to watch an incarnation; `on_failure` is called once, from the supervisor's thread."""
-        now = time.monotonic()
-        ranks = [_RankState(facts=rank, beat_at=now) for rank in facts.ranks]
+        """Begin to watch an incarnation; `on_failure` is called once, in the supervisor's thread or that of a `keep`."""
+        now, kills = time.monotonic(), memory_kills()
+        ranks = [_RankState(facts=rank, beat_at=now, memory_kills=(kills, kills)) for rank in facts.ranks]
         with self._lock:
-            self._watches[facts.name, facts.incarnation] = _Watch(facts, on_failure, ranks, memory_kills())
+            self._watches[facts.name, facts.incarnation] = _Watch(facts, on_failure, ranks)
 
     def forget(self, facts: GroupFacts) -> None:
         """Stop watching; the end of its processes is no failure any more."""
@@ -140,6 +144,7 @@ class Supervisor:
         """Stop the thread and close every connection; workers that are not detached then end themselves."""
         self._is_closing = True
         self._thread.join(timeout=5.0)
+        self._server.close()  # it is not among the selector's while there is no room for connections
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
@@ -162,37 +167,59 @@ class Supervisor:
                 self._tick(now)
 
     def _accept(self) -> None:
-        connection, _ = self._server.accept()
+        try:
+            connection, _ = self._server.accept()
+        except OSError as error:
+            _log.warning("a connection could not be accepted: %s", error)
+            # It stays at the door; looking at it in a loop would keep a core busy.
+            self._selector.unregister(self._server)
+            self.call_later(_NO_ROOM_SECONDS, self._open_door)
+            return
         connection.settimeout(1.0)
-        link = Link(connection)
-        self._selector.register(connection, selectors.EVENT_READ, link)
+        self._selector.register(connection, selectors.EVENT_READ, Link(connection))
+
+    def _open_door(self) -> None:
+        self._selector.register(self._server, selectors.EVENT_READ)
 
     def _read(self, link: "Link") -> None:
         lines = link.lines()
-        if lines is None:
-            self._selector.unregister(link.socket)
-            link.socket.close()
-            self._lost(link)
-            return
-        for line in lines:
-            if not self._hear(link, line):
-                self._selector.unregister(link.socket)
-                link.socket.close()
-                return
+        try:
+            is_over = lines is None or not all(self._hear(link, line) for line in lines)
+        except (LookupError, TypeError, ValueError):
+            _log.exception("a message that makes no sense; its connection is closed")
+            is_over = True
+        if is_over:
+            self._close(link)
+
+    def _close(self, link: "Link") -> None:
+        self._selector.unregister(link.socket)
+        link.socket.close()
+        if link.hello is not None and "rank" in link.hello:
+            state = self._state_of(link.hello)
+            if state is not None:
+                state.lost_at = time.monotonic()
+
+    def _close_silent(self, now: float) -> None:
+        links = [key.data for key in self._selector.get_map().values() if isinstance(key.data, Link)]
+        for link in links:
+            if link.hello is None and now - link.opened_at >= _HELLO_SECONDS:
+                self._close(link)
 
     def _hear(self, link: "Link", line: bytes) -> bool:
-        """Act on one line; False closes the connection."""
+        """Act on one line; False closes the connection. Raises LookupError, TypeError or ValueError for nonsense."""
         message = parse_line(line)
         if message is None:
             return False
         if link.hello is None:
-            if not hmac.compare_digest(str(message.get("token", "")), self.token):
+            if not shows(message, self.token):
                 return False
+            answer = self._answer(message)
             link.hello = message
-            return link.reply(self._answer(message))
+            return link.reply(answer)
         state = self._state_of(link.hello)
         if state is not None:
             state.beat_at = time.monotonic()
+            state.memory_kills = (state.memory_kills[1], memory_kills())
             state.lost_at = state.cpu = state.cpu_since = None
             state.tail = message.get("tail", state.tail)
             state.running = message.get("running")
@@ -206,18 +233,13 @@ class Supervisor:
         if "report" in hello:
             kept = self.kept(hello["group"], hello["incarnation"])
             return {"failure": None if kept is None else kept.to_json()}
+        self._state_of(hello)
         return {"now": time.monotonic()}
 
     def _state_of(self, hello: dict[str, Any]) -> _RankState | None:
         with self._lock:
             watch = self._watches.get((hello.get("group", ""), hello.get("incarnation", -1)))
             return None if watch is None else watch.ranks[hello["rank"]]
-
-    def _lost(self, link: "Link") -> None:
-        if link.hello is not None and "rank" in link.hello:
-            state = self._state_of(link.hello)
-            if state is not None:
-                state.lost_at = time.monotonic()
 
     def _forgive(self) -> None:
         """This process itself was frozen; nobody's silence counts."""
@@ -227,6 +249,7 @@ class Supervisor:
                     state.beat_at, state.cpu, state.cpu_since = time.monotonic(), None, None
 
     def _tick(self, now: float) -> None:
+        self._close_silent(now)
         with self._lock:
             watches = list(self._watches.values())
             due = [action for at, action in self._later if at <= now]
@@ -291,7 +314,8 @@ class Supervisor:
             state.exit_code,
             state.signal_name,
             tail,
-            is_oom=local and memory_kills() > watch.memory_kills,
+            # A killed process beats no more, but its last beat may have been read after its end.
+            is_oom=local and memory_kills() > state.memory_kills[0],
         )
         self._fail(watch, state, kind, detail)
 

@@ -1,8 +1,10 @@
 """How workers and other callers speak with the supervisor: lines of JSON, the first of which shows the run's secret."""
 
+import hmac
 import json
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.hello: dict[str, Any] | None = None
+        self.opened_at = time.monotonic()
         self._buffer = b""
 
     def lines(self) -> Sequence[bytes] | None:
@@ -67,6 +70,13 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     """The object on a line; None for what is none."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
+
+
+def shows(message: dict[str, Any], token: str) -> bool:
+    """Whether a message holds the secret, compared in a time that does not tell how much of it was right."""
+    shown = message.get("token")
+    # A lone surrogate, which JSON can spell, is no text in UTF-8.
+    return isinstance(shown, str) and hmac.compare_digest(shown.encode(errors="surrogatepass"), token.encode())

@@ -64,7 +64,7 @@ class Pieces:
 
     tensors: Mapping[str, Tensor]
     boxes: Mapping[str, Json]
-    """Of the pieces this rank writes; a replicated one is written by rank 0 alone."""
+    """Of the pieces this rank writes; of those that several ranks hold, the first of them writes it."""
     scalars: Json
 
 
@@ -82,10 +82,20 @@ def pieces_of(rank: int, tensors: Mapping[str, Tensor], scalars: Json) -> Pieces
     for name, tensor in tensors.items():
         local, box, whole = _local_piece(tensor)
         pieces[name] = local.detach().to("cpu")
-        is_replicated = not isinstance(tensor, DTensor) and rank != 0 and not name.startswith("rank.")
-        if not is_replicated and (local.numel() > 0 or not whole):
+        if _is_written_by(rank, name, tensor) and (local.numel() > 0 or not whole):
             boxes[name] = {"offset": list(box.offset), "shape": list(box.shape), "whole": list(whole)}
     return Pieces(pieces, boxes, scalars)
+
+
+def _is_written_by(rank: int, name: str, tensor: Tensor) -> bool:
+    if name.startswith("rank."):
+        return True
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    place = tensor.device_mesh.get_coordinate()
+    return place is not None and all(
+        at == 0 for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()
+    )
 
 
 def save_tensors(folder: Path, rank: int, tensors: Mapping[str, Tensor], scalars: Json) -> dict[str, str]:
@@ -195,13 +205,15 @@ def load_tensors(folder: Path, into: MutableMapping[str, Tensor], rank: int) -> 
 def _fill(name: str, tensor: Tensor, pieces: Sequence[tuple[Path, Box, tuple[int, ...]]]) -> None:
     local, box, whole = _local_piece(tensor)
     covered = 0
+    filled: set[Box] = set()
     with torch.no_grad():
         for path, stored_box, stored_whole in pieces:
             if stored_whole != whole:
                 raise TensorFileError(f"tensor {name!r} has shape {whole}; the checkpoint has {stored_whole}")
             part = box.overlap(stored_box) if whole else box
-            if part is None:
+            if part is None or part in filled:  # a second copy of it: several ranks may have held it
                 continue
+            filled.add(part)
             with safe_open(path, framework="pt") as file:
                 piece = file.get_slice(name)[stored_box.slices_of(part)] if whole else file.get_tensor(name)
             local[box.slices_of(part)].copy_(piece)

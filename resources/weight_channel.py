@@ -1,7 +1,7 @@
 """A broadcast channel from the actor's rank 0 to every engine rank: a process group of its own, gloo or NCCL.
 
-It stands beside whatever groups the processes have, meets at a TCPStore that the sender hosts, and lasts as long as
-the processes; after a failure it is closed and a new one is made.
+It stands beside whatever groups the processes have, meets at a TCPStore that the sender hosts, and serves one
+sync: the next one closes it and makes another, and a failure closes it too.
 """
 
 import json

@@ -114,15 +114,28 @@ def make_room(run: Session, staged: Mapping[str, Any] | None) -> None:
 
 def publish(run: Session, staging: Path, manifest: Manifest, checksums: Mapping[str, str]) -> None:
     """Make a written checkpoint count, and remove those that are no longer kept."""
-    settings = run.config.checkpoint
     try:
         run.checkpoints.commit(staging, manifest, checksums)
-        best = run.checkpoints.best(settings.keep_best) if settings.keep_best else None
-        run.checkpoints.prune(settings.keep, {best} if best is not None else (), newest=manifest.iteration)
     except OSError as error:
         _give_up(run, staging, manifest.iteration, error)
         return
     run.directory.event("checkpoint", iteration=manifest.iteration)
+    _prune(run, manifest.iteration)
+
+
+def _prune(run: Session, newest: int) -> None:
+    """Remove the checkpoints that are no longer kept; what the disk does not let go is told and tried again later."""
+    settings = run.config.checkpoint
+    try:
+        best = run.checkpoints.best(settings.keep_best) if settings.keep_best else None
+        run.checkpoints.prune(settings.keep, {best} if best is not None else (), newest=newest)
+    except OSError as error:
+        run.directory.event("prune-failed", iteration=newest, reason=str(error))
+        get_logger("callsheet").warning(
+            "iteration %d is saved, but older checkpoints could not be removed (%s); the next save tries again",
+            newest,
+            error,
+        )
 
 
 def publish_staged(run: Session, facts: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -145,7 +158,8 @@ def save_last_iteration(run: Session) -> None:
     try:
         publish_finished(run, EXIT_SECONDS)
         run.writers.stop()  # none may write beside this process
-        if snapshot.state.iteration <= max(run.checkpoints.iterations(), default=0):
+        on_disk = set(run.checkpoints.iterations()) - run.checkpoints.passed_over
+        if snapshot.state.iteration <= max(on_disk, default=0):
             return
         staging = run.checkpoints.begin(snapshot.state.iteration)
         sums: dict[str, str] = {}

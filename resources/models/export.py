@@ -6,15 +6,21 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from resources.models.published_folder import published_folder
 
 
 def export_folder(
-    folder: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, named: Iterable[tuple[str, Tensor]]
+    folder: Path,
+    config: PretrainedConfig,
+    generation: GenerationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    named: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Write whole tensors, config and tokenizer aside, then publish the folder by one rename; an older one is replaced.
+    """Write whole tensors, configs and tokenizer aside, then publish by one rename; an older folder is replaced.
+
+    `generation` goes out as it came in: a model may end on tokens that its config and tokenizer do not name.
 
     Raises ValueError naming a tensor that the architecture lacks, or one that is missing.
     """
@@ -29,4 +35,6 @@ def export_folder(
         )
     with published_folder(folder) as staging:
         skeleton.save_pretrained(staging, state_dict=weights)
+        # Its own save_pretrained refuses what many published models hold (a temperature without sampling).
+        generation.to_json_file(staging / "generation_config.json", keys_to_pop=["compile_config"])
         tokenizer.save_pretrained(staging)

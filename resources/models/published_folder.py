@@ -11,6 +11,7 @@ from pathlib import Path
 def published_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into; at the block's end one rename makes it `folder`, and an older one is replaced.
 
+    The older one steps aside whole and goes last: a process killed anywhere in between leaves no half of either.
     What the block leaves unfinished, by an exception, is removed. Weights become as readable as the files beside them:
     safetensors makes them their owner's alone.
     """
@@ -25,6 +26,14 @@ def published_folder(folder: Path) -> Iterator[Path]:
     finally:
         if not is_whole:
             shutil.rmtree(staging)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.rename(staging, folder)
+    if not folder.exists():
+        os.rename(staging, folder)
+        return
+    older = folder.with_name(f"{staging.name}-older")
+    os.rename(folder, older)
+    try:
+        os.rename(staging, folder)
+    except OSError:
+        os.rename(older, folder)
+        raise
+    shutil.rmtree(older)

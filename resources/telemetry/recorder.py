@@ -3,7 +3,6 @@
 Cheap and always on: a task costs one line of JSON; the CPU time spent here is measured and handed out.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,40 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from resources.telemetry.spans import Collect, Dispatch, RankSpan, Record, TaskSpan, Waits, encode
+from resources.whole_lines import append_lines
 
 SPANS_FILE = "spans.jsonl"
 
 
 class SpanFile:
-    """Appends records to a file, one write a line, so that a crash can only cut the last one."""
+    """Appends records to a file, each whole or not at all, so that a crash can only cut the last one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.own_cpu_seconds = 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._ends_in_newline = _ends_in_newline(path)
 
     def append(self, *records: Record) -> None:
-        """Writes the records. Raises OSError when the disk refuses."""
+        """Writes the records. Raises OSError when the disk refuses, with the file as it was."""
         cpu = time.thread_time()
-        text = "".join(encode(record) for record in records)
-        if not self._ends_in_newline:  # a line that a crash cut off must not swallow the next one
-            text = "\n" + text
-            self._ends_in_newline = True
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        append_lines(self.path, "".join(encode(record) for record in records), is_synced=False)
         self.own_cpu_seconds += time.thread_time() - cpu
-
-
-def _ends_in_newline(path: Path) -> bool:
-    if not path.exists() or path.stat().st_size == 0:
-        return True
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 class TaskTimer:

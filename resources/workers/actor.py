@@ -138,7 +138,7 @@ class ActorWorker(SendsWeights, TrainedWorker):
         gathered = [pair for bucket in self.export_weights(wire_dtype="float32") for pair in bucket]
         if self.rank == 0:
             lm = self.module.lm
-            export_folder(Path(folder), lm.config, load_tokenizer(self.model_config), gathered)
+            export_folder(Path(folder), lm.config, lm.generation_config, load_tokenizer(self.model_config), gathered)
 
     @dispatch(Dispatch.BROADCAST)
     def export_adapter(self, folder: str, base: str) -> None:

@@ -15,7 +15,6 @@ apply_defaults()
 
 from configs.pools import PoolConfig  # noqa: E402 - the environment comes before Ray
 from resources.cluster import Cluster  # noqa: E402
-from resources.guard import GuardedProcess  # noqa: E402
 from resources.worker_group import WorkerSpec, start_group  # noqa: E402
 from tests.resources.sample_workers import EchoWorker  # noqa: E402
 
@@ -26,9 +25,8 @@ def main() -> None:
         run.reserve({"main": PoolConfig(nodes=(2,))})
         spec = WorkerSpec(role="echo", worker=EchoWorker, rendezvous=False)
         group = start_group(run, run.pools["main"], spec)
-        child = GuardedProcess([sys.executable, "-c", "import time; time.sleep(600)"])
         pids = [rank["pid"] for rank in group.ranks]
-        print(json.dumps({"pids": pids, "child": child.pid, "state": group.add_state(len(run_id))}), flush=True)
+        print(json.dumps({"pids": pids, "state": group.add_state(len(run_id))}), flush=True)
         if how == "exception":
             raise RuntimeError("the run failed")
         if how == "calls":

@@ -150,6 +150,27 @@ def test_publishing_an_iteration_twice_keeps_the_first(store: CheckpointStore):
     assert not list(store.folder.glob(".writing-*"))
 
 
+def test_a_save_takes_the_place_of_a_damaged_checkpoint_of_its_iteration(store: CheckpointStore):
+    save(store, 40)
+    save(store, 42)
+    (store.path_of(42) / "actor" / "rank-00000.safetensors").write_bytes(b"weights X")
+    save(store, 42)
+    assert (store.path_of(42) / "actor" / "rank-00000.safetensors").read_bytes() == b"weights 42"
+    store.prune(1, newest=42)
+    assert store.newest().iteration == 42
+    assert not list(store.folder.glob(".writing-*"))
+
+
+def test_a_save_takes_the_place_of_one_that_counts_lines_which_are_gone(store: CheckpointStore, tmp_path: Path):
+    save(store, 2, metrics_bytes=9)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("a\nb\n")
+    save(store, 2, metrics_bytes=4)
+    found, problems = store.latest(metrics)
+    assert found is not None
+    assert (found.metrics_bytes, problems) == (4, [])
+
+
 @pytest.mark.parametrize(
     ("iterations", "every", "saved"),
     [(237, 50, [50, 100, 150, 200, 237]), (100, 50, [50, 100]), (8, 0, [8]), (3, 5, [3])],

@@ -83,7 +83,7 @@ class Driver:
         return left
 
     def _left(self, facts: dict[str, Any]) -> list[str]:
-        left = [f"process {pid}" for pid in [*facts["pids"], facts["child"]] if is_running(pid)]
+        left = [f"process {pid}" for pid in facts["pids"] if is_running(pid)]
         left += [f"process {pid} by its environment" for pid in processes_with_environment(RUN_KEY, self.run_id)]
         if ray.is_initialized():
             left += [f"actor {name}" for namespace, name in named_actors() if namespace == self.run_id]

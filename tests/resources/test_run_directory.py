@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import dump_config, load_config
-from resources.run_directory import RunDirectory, RunDirectoryError, read_lines
+from resources.run_directory import SIDE_RUN, RunDirectory, RunDirectoryError, read_lines
 
 
 def test_an_existing_run_is_refused_with_the_way_out(run_dir: Path):
@@ -70,6 +70,15 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["3\n", "[1]\n", "null\n", '{"iteration": 1', "\udcff\n"])
-def test_lines_are_read_up_to_the_first_that_is_no_object(tmp_path: Path, text: str):
+def test_a_line_that_is_no_object_hides_none_before_or_after_it(tmp_path: Path, text: str):
     (tmp_path / "lines").write_bytes(('{"iteration": 0}\n' + text).encode(errors="surrogateescape"))
     assert list(read_lines(tmp_path / "lines")) == [{"iteration": 0}]
+    RunDirectory(tmp_path).append(tmp_path / "lines", {"iteration": 1})
+    assert list(read_lines(tmp_path / "lines")) == [{"iteration": 0}, {"iteration": 1}]
+
+
+def test_what_was_done_alone_is_known_behind_an_event_that_was_cut_off(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    run.events.write_text('{"kind": "resum')
+    run.event(SIDE_RUN)
+    assert run.is_side_run

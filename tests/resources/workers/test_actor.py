@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import shutil
 
 import pytest
@@ -300,6 +301,19 @@ def test_the_exported_folder_is_the_policy(tmp_path):
     assert largest_gap(weights_of(worker), weights_of(again)) == 0.0
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     assert torch.equal(plain.lm_head.weight, worker.module.lm.lm_head.weight)
+
+
+def test_an_export_ends_on_every_token_that_its_model_ends_on(tmp_path):
+    """The second of them stands in generation_config.json alone, beside defaults that transformers would not write."""
+    actor().export(str(tmp_path / "base"))
+    told = {"eos_token_id": [2, 7], "do_sample": False, "temperature": 0.6}
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(told))
+    actor(ModelConfig(path=str(tmp_path / "base"))).export(str(tmp_path / "policy"))
+    kept = json.loads((tmp_path / "policy" / "generation_config.json").read_text())
+    assert {name: kept.get(name) for name in ("eos_token_id", "temperature")} == {
+        "eos_token_id": [2, 7],
+        "temperature": 0.6,
+    }
 
 
 def test_the_weights_of_an_export_are_as_readable_as_its_config(tmp_path):
