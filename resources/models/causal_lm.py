@@ -120,7 +120,7 @@ def _unreadable(model: ModelConfig, error: Exception) -> str:
 
 def _read_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     if model.tokenizer_path is not None:
-        return AutoTokenizer.from_pretrained(os.path.expanduser(model.tokenizer_path), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(model.tokenizer_path, trust_remote_code=False)
     if model.build == "tiny":
         return build_character_tokenizer(_shape(model).max_positions)
     packed = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
@@ -247,7 +247,7 @@ def _fingerprint(model: ModelConfig, seed: int) -> str:
 def _checked_path(model: ModelConfig) -> str:
     """`model.path`, once a local folder is known to hold a config and weights; hub names pass."""
     path = str(model.path)
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if not folder.exists():
         if path.startswith((".", "/", "~")):
             raise ModelError(

@@ -21,6 +21,7 @@ from configs.model import ModelConfig, ModelShape
 from resources.models.causal_lm import (
     ModelError,
     build_causal_lm,
+    check_same_tokens,
     check_tokenizer,
     load_tokenizer,
     prepare_model_folder,
@@ -253,6 +254,14 @@ def test_a_folder_with_a_broken_file_is_refused_with_what_is_wanted(tmp_path, fi
     (tmp_path / file).write_text(text)
     with pytest.raises(ModelError, match=r"model\.path is .*, from which no tokenizer and config can be read"):
         load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_model_in_the_home_of_the_user_that_numbers_tokens_otherwise_is_refused(tmp_path, monkeypatch):
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<unk>": 0, "1": 1}, unk_token="<unk>")))
+    save_model_folder(build_causal_lm(TINY, 0), theirs, tmp_path / "other")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ModelError, match=r"numbers \d+ of \d+ tokens otherwise"):
+        check_same_tokens(build_character_tokenizer(), ModelConfig(path="~/other"))
 
 
 def test_a_tilde_in_the_path_of_a_tokenizer_is_the_home_of_the_user(tmp_path, monkeypatch):
