@@ -63,7 +63,7 @@ def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
     else:
         model = _plain(model)
         config = load_model_config(model)
-        _disable_dropout(config)
+        disable_dropout(config)
         built = AutoModelForCausalLM.from_pretrained(
             _checked_path(model),
             config=config,
@@ -71,10 +71,14 @@ def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
             attn_implementation=model.attention,
             trust_remote_code=False,
         )
-    # A padding index would silence the gradient of a token that real text may hold (pad is often end of sequence).
-    built.get_input_embeddings().padding_idx = None  # pyright: ignore[reportArgumentType]
+    train_every_token(built)
     attend_by_rows(built)
     return built
+
+
+def train_every_token(model: PreTrainedModel) -> None:
+    """A padding index would silence the gradient of a token that real text may hold (pad is often end of sequence)."""
+    model.get_input_embeddings().padding_idx = None  # pyright: ignore[reportArgumentType]
 
 
 def load_model_config(model: ModelConfig) -> PretrainedConfig:
@@ -317,7 +321,8 @@ def _build_tiny(shape: ModelShape, attention: str, seed: int) -> PreTrainedModel
         return LlamaForCausalLM(config)
 
 
-def _disable_dropout(config: PretrainedConfig) -> None:
+def disable_dropout(config: PretrainedConfig) -> None:
+    """Set every dropout of an architecture to 0, in place."""
     for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
         present = part.to_dict()
         for key in DROPOUT_KEYS:
