@@ -5,11 +5,13 @@ loaded; arithmetic in bfloat16 is the business of `sharding.py`. Code shipped be
 """
 
 import copy
+import glob
 import hashlib
 import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -29,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 from configs.model import ModelConfig, ModelShape
 from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
 from resources.models.row_attention import attend_by_rows
-from resources.weight_files import WeightFileError, check_weight_files, has_weights
+from resources.weight_files import WEIGHT_FILES, WeightFileError, check_weight_files, has_weights
 
 CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
 transformers_logging.disable_progress_bar()
@@ -45,6 +47,8 @@ DROPOUT_KEYS = (
 """Dropout makes recomputed log-probs differ from those of the update, so it is off in every role."""
 
 
+_TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+"""Of a model's folder: config, index of weights, tokenizer, chat template."""
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 """What transformers raises for a folder with broken files: it reads JSON and takes it for what it should be."""
 
@@ -238,14 +242,23 @@ def _publish(staging: Path, target: Path) -> None:
 
 
 def _fingerprint(model: ModelConfig, seed: int) -> str:
-    facts = model.model_dump(include={"path", "build", "gguf_file", "tokenizer_path", "shape"}, mode="json")
+    facts = model.model_dump(include={"build", "gguf_file", "shape"}, mode="json")
     if model.build is not None:
         facts["seed"] = seed
-    if model.path is not None and model.gguf_file is not None:
-        stat = (Path(_checked_path(model)) / model.gguf_file).stat()
-        facts["file"] = [stat.st_size, stat.st_mtime_ns]
+    weights = WEIGHT_FILES if model.gguf_file is None else (glob.escape(model.gguf_file),)
+    facts["path"] = None if model.path is None else _identity(_checked_path(model), (*weights, *_TEXT_FILES))
+    facts["tokenizer_path"] = None if model.tokenizer_path is None else _identity(model.tokenizer_path, _TEXT_FILES)
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
     return f"{model.build or Path(model.path or '').name}-{digest}"
+
+
+def _identity(path: str, patterns: tuple[str, ...]) -> list[Any]:
+    """What changes when a folder is another one or gets other files of these kinds; a hub name is its own identity."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return [path]
+    stats = {file.name: file.stat() for pattern in patterns for file in folder.glob(pattern)}
+    return [str(folder.resolve()), sorted([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items())]
 
 
 def _checked_path(model: ModelConfig) -> str:
