@@ -77,6 +77,16 @@ def test_each_of_two_tensor_parallel_ranks_holds_what_the_plan_counts(model, hel
     assert [held_parameters(model.shape, 2, has_value_head) for has_value_head in (False, True)] == held
 
 
+def operations(options):
+    worker = actor(MODEL, **options)
+    status, _ = worker.compute_log_probs(make_rows(5), TEMPERATURE)
+    return status["spans"]["model_flops"]
+
+
+def test_the_operations_of_two_tensor_parallel_ranks_add_up_to_those_of_one():
+    assert run_ranked(operations, 2, {"tensor_parallel": 2}) == [operations({}) / 2] * 2
+
+
 @pytest.mark.parametrize("kv_heads", [2, 1])
 def test_two_sequence_parallel_ranks_equal_one(kv_heads):
     """With one key/value head there is none to deal out to the second rank."""
