@@ -47,6 +47,9 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=
 Folder = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
 """A path on this machine; `~` is the user's home, as in a shell."""
 
+PathOrName = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path on this machine, as `Folder` reads it, or a name under which something is known elsewhere."""
+
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """What a generator of random numbers takes: a whole number of 64 bits."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Items, RowCount, Seed
+from configs.base import Config, Count, Items, PathOrName, RowCount, Seed
 from configs.problems import as_written
 
 DEFAULT_SIZE = 10_000
@@ -20,7 +20,7 @@ class SourceConfig(Config):
     """Metrics and graders are keyed by it."""
     kind: Literal["sorting", "calculator", "reasoning_gym", "json", "parquet", "hub", "python"]
     """`sorting` and `calculator` are generated here; `python` calls `path` as `module:function`."""
-    path: str | None = None
+    path: PathOrName | None = None
     """File, hub name or import path; for reasoning_gym the dataset's name, for example gsm_symbolic."""
     split: str = "train"
     size: Count | None = None

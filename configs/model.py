@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Items, Strings
+from configs.base import Config, Count, Items, PathOrName, Strings
 from configs.problems import as_written
 
 Dtype = Literal["float32", "bfloat16"]
@@ -85,13 +85,13 @@ class LoraConfig(Config):
 class ModelConfig(Config):
     """A causal language model: a folder, a hub name, or `build: tiny` for one made here from `shape`."""
 
-    path: str | None = None
+    path: PathOrName | None = None
     """Folder with config.json and safetensors, or a hub name. null with `build` makes a fresh model."""
     build: Literal["tiny"] | None = None
     """`tiny`: a Llama of `shape` with the character tokenizer, initialised from the run seed."""
     gguf_file: str | None = None
     """Name of a GGUF file inside `path`; transformers de-quantises it once into the run's cache."""
-    tokenizer_path: str | None = None
+    tokenizer_path: PathOrName | None = None
     """Where the tokenizer lies when it is not in `path`."""
     shape: ModelShape | None = None
     """Needed by `build`, and by `plan` when no local config.json can be read."""

@@ -4,14 +4,18 @@ Weights, gradients and optimizer states are exact for a Llama-shaped model; acti
 What a process takes before it holds anything is `process_bytes`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from configs.layout import HYBRID_ROLES, data_parallel_size, placed, process_groups
+from configs.layout import HYBRID_ROLES, data_parallel_size, num_workers, placed, process_groups, teacher_sizes
 from configs.model import LoraConfig, ModelConfig, ModelShape
 from configs.pools import RoleName
 from configs.run import RunConfig
 from configs.training import TrainedRoleConfig
+from resources.ranks import Mesh
 
+ONE_BY_ONE = Mesh()
+"""Ranks that divide neither a model nor a sequence."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_BYTES = 4
 """Training keeps float32 weights and gradients, whatever the arithmetic."""
@@ -99,6 +103,22 @@ def logit_bytes(shape: ModelShape, tokens: int, chunk_tokens: int, outputs: int 
     return min(tokens, chunk_tokens) * (outputs or shape.vocab_size) * 4 * LOGIT_COPIES
 
 
+def held_parameters(shape: ModelShape, tensor_parallel: int, has_value_head: bool = False) -> int:
+    """Parameters on one of the tensor-parallel ranks: matrices are cut; norms, and a head of one number, are not.
+
+    The embedding is cut only where it is the output head's matrix as well.
+    """
+    vocabulary = shape.vocab_size * shape.hidden_size
+    every = shape.num_parameters
+    whole = (2 * shape.num_layers + 1) * shape.hidden_size
+    if has_value_head:
+        every += shape.hidden_size - (0 if shape.tied_embeddings else vocabulary)
+        whole += shape.hidden_size
+    if not shape.tied_embeddings:
+        whole += vocabulary
+    return -(-(every - whole) // tensor_parallel) + whole
+
+
 def training_memory(
     model: ModelConfig,
     shape: ModelShape,
@@ -106,42 +126,60 @@ def training_memory(
     *,
     ranks: int,
     longest: int,
+    mesh: Mesh = ONE_BY_ONE,
     has_value_head: bool = False,
 ) -> RoleMemory:
-    """The actor or the critic on one of `ranks` data-parallel ranks."""
-    shards = ranks if role.fsdp else 1
+    """The actor or the critic on one of `ranks`, of which `mesh` says how they divide a model and a sequence.
+
+    A frozen base under adapters is in float32 as trained weights are: `shard_module` keeps masters of all of them.
+    """
+    rows = max(1, ranks // mesh.tp)
+    shards = rows if role.fsdp else 1
+    base = held_parameters(shape, mesh.tp, has_value_head)
+    adapters = 0 if model.lora is None else lora_parameters(shape, model.lora)
+    trained = base if model.lora is None else adapters
+    sequences = role.micro_batch_tokens or role.micro_batch_size * longest
+    tokens = -(-sequences // mesh.sp)
     size = DTYPE_BYTES[model.dtype]
-    parameters = shape.num_parameters + (shape.hidden_size if has_value_head else 0)
-    if has_value_head and not shape.tied_embeddings:
-        parameters -= shape.vocab_size * shape.hidden_size
-    trained = lora_parameters(shape, model.lora) if model.lora is not None else parameters
-    base = 0 if model.lora is None else parameters * size
-    tokens = role.micro_batch_tokens or role.micro_batch_size * longest
-    gathered = PREFETCHED_LAYERS * shape.num_layer_parameters * size + shape.num_layer_parameters * MASTER_BYTES
-    is_plain = ranks == 1 and model.dtype == "float32"
-    whole = 0 if is_plain else parameters * size  # cast once for all micro-batches
+    layer = -(-shape.num_layer_parameters // mesh.tp)
+    is_plain = rows == 1 and model.dtype == "float32"
+    whole = 0 if is_plain else (base + adapters) * size  # cast once for all micro-batches
     return RoleMemory(
-        weights=-(-(base + trained * MASTER_BYTES) // shards),
+        weights=-(-(base + adapters) * MASTER_BYTES // shards),
         gradients=-(-trained * MASTER_BYTES // shards),
         optimizer=-(-trained * ADAM_BYTES // shards),
         activations=activation_bytes(shape, model, tokens, longest)
         + logit_bytes(shape, tokens, role.log_prob_chunk_tokens, 1 if has_value_head else None),
-        communication=gathered if shards > 1 else whole,
+        communication=PREFETCHED_LAYERS * layer * size + layer * MASTER_BYTES if shards > 1 else whole,
     )
 
 
 def forward_memory(
-    model: ModelConfig, shape: ModelShape, role: TrainedRoleConfig, *, shards: int, longest: int
+    model: ModelConfig,
+    shape: ModelShape,
+    role: TrainedRoleConfig,
+    *,
+    ranks: int,
+    longest: int,
+    mesh: Mesh = ONE_BY_ONE,
 ) -> RoleMemory:
-    """A model that is only read: reference, teacher, reward model. One layer's activations exist at a time."""
+    """A model that is only read: reference, teacher, reward model. One layer's activations exist at a time.
+
+    On one rank it is held in the arithmetic's dtype; over several it lies as a trained one does, in float32.
+    """
     size = DTYPE_BYTES[model.dtype]
+    rows = max(1, ranks // mesh.tp)
+    shards = rows if role.fsdp else 1
+    held = held_parameters(shape, mesh.tp)
+    is_plain = ranks == 1 or (rows == 1 and model.dtype == "float32")
     sequences = role.log_prob_micro_batch_size or role.micro_batch_size
-    tokens = role.micro_batch_tokens or sequences * longest
+    tokens = -(-(role.micro_batch_tokens or sequences * longest) // mesh.sp)
     logits = logit_bytes(shape, tokens, role.log_prob_chunk_tokens)
+    gathered = PREFETCHED_LAYERS * -(-shape.num_layer_parameters // mesh.tp) * size
     return RoleMemory(
-        weights=-(-shape.num_parameters * size // shards),
+        weights=-(-held * (size if ranks == 1 else MASTER_BYTES) // shards),
         activations=tokens * layer_numbers(shape, model, longest) * size + logits,
-        communication=PREFETCHED_LAYERS * shape.num_layer_parameters * size if shards > 1 else 0,
+        communication=gathered if shards > 1 else 0 if is_plain else held * size,
     )
 
 
@@ -184,22 +222,42 @@ def memory_of_duties(config: RunConfig, shapes: dict[str, ModelShape]) -> dict[s
 def _memory_of(config: RunConfig, duty: str, shapes: dict[str, ModelShape], is_gpu: bool) -> RoleMemory | None:
     longest = config.data.max_prompt_length + config.rollout.max_response_length
     student = shapes["model"]
-    ranks = data_parallel_size(config, duty) if duty != "advantage" else 1
-    if duty == "actor":
-        return training_memory(config.model, student, config.actor, ranks=ranks, longest=longest)
-    if duty == "critic":
-        model, shape = config.critic.model or config.model, shapes.get("critic.model", student)
-        return training_memory(model, shape, config.critic, ranks=ranks, longest=longest, has_value_head=True)
-    if duty == "reference" and config.model.lora is None and config.algorithm.needs_reference:
-        return forward_memory(config.model, student, config.actor, shards=ranks, longest=longest)
+    if duty in ("actor", "critic", "reference"):
+        role, ranks = placed(config, duty), num_workers(config, duty)
+        mesh = Mesh(tp=role.tensor_parallel, sp=role.sequence_parallel)
+        if duty == "actor":
+            return training_memory(config.model, student, config.actor, ranks=ranks, mesh=mesh, longest=longest)
+        if duty == "critic":
+            model, shape = config.critic.model or config.model, shapes.get("critic.model", student)
+            model = model if config.critic.model is not None else model.model_copy(update={"lora": None})
+            return training_memory(
+                model, shape, config.critic, ranks=ranks, mesh=mesh, longest=longest, has_value_head=True
+            )
+        if config.model.lora is not None or not config.algorithm.needs_reference:
+            return None
+        return forward_memory(config.model, student, config.actor, ranks=ranks, mesh=mesh, longest=longest)
     if duty == "rollout":
-        rows = -(-config.rows_per_iteration // ranks)
+        rows = -(-config.rows_per_iteration // data_parallel_size(config, duty))
         return rollout_memory(config, student, is_gpu=is_gpu, rows=rows, longest=longest)
-    # Each teacher and each reward model has ranks of its own; the largest is shown.
-    prefix = {"teacher": "teachers.", "reward": "reward."}.get(duty, "(none)")
-    models = [(model, shapes[path]) for path, model in models_of(config).items() if path.startswith(prefix)]
-    found = [forward_memory(model, shape, config.actor, shards=1, longest=longest) for model, shape in models]
+    # Each teacher has ranks of its own, and reward models share those of the role; the largest is shown.
+    found = [
+        forward_memory(model, shapes[path], config.actor, ranks=ranks, mesh=mesh, longest=longest)
+        for path, model, ranks, mesh in _read_models(config, duty)
+    ]
     return max(found, key=lambda memory: memory.total, default=None)
+
+
+def _read_models(config: RunConfig, duty: str) -> Iterator[tuple[str, ModelConfig, int, Mesh]]:
+    """Path, model, ranks and mesh of each teacher or each grader with a model; a judge's engine is whole on a rank."""
+    models = models_of(config)
+    if duty == "teacher":
+        mesh = Mesh(tp=placed(config, duty).tensor_parallel)
+        for index, ranks in enumerate(teacher_sizes(config, num_workers(config, duty))):
+            yield f"teachers.{index}.model", models[f"teachers.{index}.model"], ranks, mesh
+    elif duty == "reward":
+        for path, model in models.items():
+            if path.startswith("reward."):
+                yield path, model, 1 if path.endswith(".serve") else num_workers(config, duty), ONE_BY_ONE
 
 
 def process_bytes(config: RunConfig, duties: tuple[str, ...], is_gpu: bool) -> int:

@@ -27,7 +27,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 def shape_contradictions(models: Mapping[str, ModelConfig]) -> Iterator[Problem]:
     """Sizes in the config that the model's own config.json tells otherwise; `models` by their paths in the config."""
     for path, model in models.items():
-        file = Path(model.path or "").expanduser() / "config.json"
+        file = Path(model.path or "") / "config.json"
         if model.shape is None or model.path is None or model.gguf_file is not None or not os.path.isfile(file):
             continue
         try:
@@ -58,7 +58,7 @@ def shape_of(path: str, model: ModelConfig) -> ModelShape:
     """
     if model.shape is not None:
         return model.shape
-    file = Path(model.path or "").expanduser() / "config.json"
+    file = Path(model.path or "") / "config.json"
     if model.path is not None and model.path.startswith((".", "/", "~")) and not os.path.isdir(file.parent):
         rule = "there is no such folder, so nothing tells the model's shape"
         raise ConfigError("plan", [Problem(f"{path}.path", model.path, rule, f"correct it, or give {path}.shape")])

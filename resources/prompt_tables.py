@@ -146,7 +146,7 @@ def _read(source: SourceConfig, held_out: bool) -> Iterable[Mapping[str, Any]]:
         return _load_from_hub(source, path)
     if source.kind == "python":
         return _call(source, held_out)
-    file = Path(path).expanduser()
+    file = Path(path)
     if not os.path.isfile(file):  # Path.is_file raises for a name that is too long
         raise PromptError(f"source {source.name!r}: {path!r} is no file; give the path of a {source.kind} file")
     return (_read_json if source.kind == "json" else _read_parquet)(source, file)

@@ -18,6 +18,10 @@ from resources.weight_buckets import WeightEntry, from_flat, to_flat
 SENDER = 0
 
 
+class WeightChannelError(RuntimeError):
+    """A broadcast that did not get through, mostly since another end failed first and let go of the channel."""
+
+
 class WeightChannel:
     """One end of the channel. Rank 0 sends, all others receive; every call is made by all of them."""
 
@@ -36,7 +40,7 @@ class WeightChannel:
             self._group = ProcessGroupGloo(meeting, rank, size, timeout)
 
     def send(self, entries: Sequence[WeightEntry], tensors: Sequence[Tensor]) -> None:
-        """Broadcast one bucket."""
+        """Broadcast one bucket. Raises WeightChannelError, as all that is sent or received here does."""
         self._send_json([entry.to_json() for entry in entries])
         if entries:
             self._broadcast(to_flat([tensor.to(self.device) for tensor in tensors]))
@@ -58,7 +62,10 @@ class WeightChannel:
         self._group.shutdown()
 
     def _broadcast(self, tensor: Tensor) -> None:
-        self._group.broadcast(tensor, SENDER).wait()
+        try:
+            self._group.broadcast(tensor, SENDER).wait()
+        except RuntimeError as error:  # gloo and NCCL have no narrower class for a peer that went away
+            raise WeightChannelError(f"rank {self.rank} of the weight channel got nothing through: {error}") from error
 
     def _send_json(self, value: Any) -> None:
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)

@@ -40,7 +40,7 @@ def weightless_notes(config: RunConfig) -> list[str]:
     """Models of which this machine has no weights: a shape is enough for a plan, and no run starts from it."""
     notes: list[str] = []
     for path, model in models_of(config).items():
-        folder = Path(model.path or "").expanduser()
+        folder = Path(model.path or "")
         if model.path is None or model.gguf_file is not None:
             continue
         if folder.is_dir():
@@ -55,12 +55,12 @@ def weightless_notes(config: RunConfig) -> list[str]:
 
 def has_weights(folder: str | Path) -> bool:
     """Whether the folder has a file that may hold weights."""
-    return any(file for pattern in WEIGHT_FILES for file in Path(folder).expanduser().glob(pattern))
+    return any(file for pattern in WEIGHT_FILES for file in Path(folder).glob(pattern))
 
 
 def check_weight_files(model: ModelConfig) -> None:
     """Raise WeightFileError for damaged safetensors in the model's local folder; hub names and GGUF files pass."""
-    folder = Path(model.path or "").expanduser()
+    folder = Path(model.path or "")
     if model.path is None or model.gguf_file is not None or not folder.is_dir():
         return
     placed = _placed_tensors(folder / INDEX)

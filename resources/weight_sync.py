@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from configs.rollout import RolloutConfig
+from resources.failures import WorkerFailed, choose_root
+from resources.weight_channel import WeightChannelError
 from resources.weight_receiver import BucketRef
 from resources.weight_sender import probe_tokens
 
@@ -198,12 +200,31 @@ def _process_group(
     node_ip = str(actor.ranks[0]["node"])
     host, port = actor.submit("host_weight_channel", node_ip, receivers, timeout, timeout=timeout).result()
     joining = rollout.submit("join_weight_channel", host, port, receivers, timeout, timeout=timeout)
-    actor.submit("join_weight_channel", host, port, receivers, timeout, timeout=timeout).result()
-    joining.result()
+    _both(actor.submit("join_weight_channel", host, port, receivers, timeout, timeout=timeout), joining)
     names = actor.submit("weight_names", timeout=timeout).result()[0]
     receiving = rollout.submit("receive_weight_broadcast", version, names, probe, timeout=timeout)
     sending = actor.submit("broadcast_weights", bucket_bytes, dtype, timeout=timeout)
-    reports = receiving.result()
-    sent = sending.result()[0]
+    (sent, *_), reports = _both(sending, receiving)
     scored = actor.submit("probe_weights", probe, timeout=timeout).result()[0]
     return [{**report, "num_bytes": sent} for report in reports], scored
+
+
+def _both(*calls: Pending) -> list[Any]:
+    """The answers of calls that meet in a channel; each call has a deadline of its own, which bounds the wait for it.
+
+    Raises WorkerFailed: the cause, with a failure that followed from it as its own cause. An end that fails lets go of
+    the channel, which the other end may hear of before the first has told its error.
+    """
+    answers: list[Any] = []
+    failed: list[WorkerFailed] = []
+    for call in calls:
+        try:
+            answers.append(call.result())
+        except WorkerFailed as error:
+            failed.append(error)
+    if not failed:
+        return answers
+    told = [one.failure for one in failed if one.failure.exception_type != WeightChannelError.__name__]
+    root = choose_root(told or [one.failure for one in failed])
+    cause = next(one for one in failed if one.failure is root)
+    raise cause from next((one for one in failed if one is not cause), None)

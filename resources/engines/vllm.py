@@ -247,6 +247,10 @@ class VllmEngine(TakesUpdates):
             raise RuntimeError(
                 f"{len(self._added)} responses are being sampled; pause or abort them before new weights come"
             )
+        if self._update is not None:
+            # The one before was broken off between two calls. vLLM does not open an open layer again: what such a
+            # layer got would count towards the new weights.
+            self._close("a weight update was broken off")
         self._broken = "a weight update was begun and not finished"
         self._update = WeightUpdate(TIED_HEAD if self._is_tied else None)
         self._on_worker(_open_model)

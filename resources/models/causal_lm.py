@@ -5,11 +5,13 @@ loaded; arithmetic in bfloat16 is the business of `sharding.py`. Code shipped be
 """
 
 import copy
+import glob
 import hashlib
 import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -29,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 from configs.model import ModelConfig, ModelShape
 from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
 from resources.models.row_attention import attend_by_rows
-from resources.weight_files import WeightFileError, check_weight_files, has_weights
+from resources.weight_files import WEIGHT_FILES, WeightFileError, check_weight_files, has_weights
 
 CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
 transformers_logging.disable_progress_bar()
@@ -45,6 +47,8 @@ DROPOUT_KEYS = (
 """Dropout makes recomputed log-probs differ from those of the update, so it is off in every role."""
 
 
+_TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+"""Of a model's folder: config, index of weights, tokenizer, chat template."""
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 """What transformers raises for a folder with broken files: it reads JSON and takes it for what it should be."""
 
@@ -63,7 +67,7 @@ def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
     else:
         model = _plain(model)
         config = load_model_config(model)
-        _disable_dropout(config)
+        disable_dropout(config)
         built = AutoModelForCausalLM.from_pretrained(
             _checked_path(model),
             config=config,
@@ -71,10 +75,14 @@ def build_causal_lm(model: ModelConfig, seed: int) -> PreTrainedModel:
             attn_implementation=model.attention,
             trust_remote_code=False,
         )
-    # A padding index would silence the gradient of a token that real text may hold (pad is often end of sequence).
-    built.get_input_embeddings().padding_idx = None  # pyright: ignore[reportArgumentType]
+    train_every_token(built)
     attend_by_rows(built)
     return built
+
+
+def train_every_token(model: PreTrainedModel) -> None:
+    """A padding index would silence the gradient of a token that real text may hold (pad is often end of sequence)."""
+    model.get_input_embeddings().padding_idx = None  # pyright: ignore[reportArgumentType]
 
 
 def load_model_config(model: ModelConfig) -> PretrainedConfig:
@@ -120,7 +128,7 @@ def _unreadable(model: ModelConfig, error: Exception) -> str:
 
 def _read_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     if model.tokenizer_path is not None:
-        return AutoTokenizer.from_pretrained(os.path.expanduser(model.tokenizer_path), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(model.tokenizer_path, trust_remote_code=False)
     if model.build == "tiny":
         return build_character_tokenizer(_shape(model).max_positions)
     packed = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
@@ -234,20 +242,29 @@ def _publish(staging: Path, target: Path) -> None:
 
 
 def _fingerprint(model: ModelConfig, seed: int) -> str:
-    facts = model.model_dump(include={"path", "build", "gguf_file", "tokenizer_path", "shape"}, mode="json")
+    facts = model.model_dump(include={"build", "gguf_file", "shape"}, mode="json")
     if model.build is not None:
         facts["seed"] = seed
-    if model.path is not None and model.gguf_file is not None:
-        stat = (Path(_checked_path(model)) / model.gguf_file).stat()
-        facts["file"] = [stat.st_size, stat.st_mtime_ns]
+    weights = WEIGHT_FILES if model.gguf_file is None else (glob.escape(model.gguf_file),)
+    facts["path"] = None if model.path is None else _identity(_checked_path(model), (*weights, *_TEXT_FILES))
+    facts["tokenizer_path"] = None if model.tokenizer_path is None else _identity(model.tokenizer_path, _TEXT_FILES)
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
     return f"{model.build or Path(model.path or '').name}-{digest}"
+
+
+def _identity(path: str, patterns: tuple[str, ...]) -> list[Any]:
+    """What changes when a folder is another one or gets other files of these kinds; a hub name is its own identity."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return [path]
+    stats = {file.name: file.stat() for pattern in patterns for file in folder.glob(pattern)}
+    return [str(folder.resolve()), sorted([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items())]
 
 
 def _checked_path(model: ModelConfig) -> str:
     """`model.path`, once a local folder is known to hold a config and weights; hub names pass."""
     path = str(model.path)
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if not folder.exists():
         if path.startswith((".", "/", "~")):
             raise ModelError(
@@ -317,7 +334,8 @@ def _build_tiny(shape: ModelShape, attention: str, seed: int) -> PreTrainedModel
         return LlamaForCausalLM(config)
 
 
-def _disable_dropout(config: PretrainedConfig) -> None:
+def disable_dropout(config: PretrainedConfig) -> None:
+    """Set every dropout of an architecture to 0, in place."""
     for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
         present = part.to_dict()
         for key in DROPOUT_KEYS:

@@ -5,7 +5,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from configs.model import ModelConfig
-from resources.models.causal_lm import ModelError, build_causal_lm, load_model_config
+from resources.models.causal_lm import (
+    ModelError,
+    build_causal_lm,
+    disable_dropout,
+    load_model_config,
+    train_every_token,
+)
 from resources.models.log_probs import shift_to_targets
 from resources.models.sequence_parallel import SequenceRanks
 
@@ -108,11 +114,20 @@ def check_reward_model(model: ModelConfig) -> PretrainedConfig:
 
 
 def load_reward_model(model: ModelConfig) -> ScalarModel:
-    """Trunk and head of a reward model. Raises ModelError, see `check_reward_model`."""
-    check_reward_model(model)
+    """Trunk and head of a reward model, as fit for training as `build_causal_lm` makes a language model.
+
+    Raises ModelError, see `check_reward_model`.
+    """
+    config = check_reward_model(model)
+    disable_dropout(config)
     loaded = AutoModelForSequenceClassification.from_pretrained(
-        str(model.path), dtype=torch.float32, attn_implementation=model.attention, trust_remote_code=False
+        str(model.path),
+        config=config,
+        dtype=torch.float32,
+        attn_implementation=model.attention,
+        trust_remote_code=False,
     )
+    train_every_token(loaded)
     head = loaded.score
     if not isinstance(head, nn.Linear):
         raise ModelError(

@@ -155,10 +155,13 @@ class ModelWorker:
         return watch
 
     def note_flops(self, watch: Stopwatch, lengths: Sequence[int], *, is_training: bool) -> None:
-        """Operations the model needs for rows of these lengths."""
+        """This rank's share of the operations that the model needs for rows of these lengths.
+
+        Tensor- and sequence-parallel peers have the same rows, and each does an equal part of the work on them.
+        """
         if self.shape is None or not lengths:
             return
-        watch.facts["model_flops"] = model_flops(
+        whole = model_flops(
             num_parameters=self.num_parameters,
             num_layers=self.shape[0],
             hidden_size=self.shape[1],
@@ -166,6 +169,7 @@ class ModelWorker:
             mean_length=sum(length * length for length in lengths) / max(1, sum(lengths)),
             is_training=is_training,
         )
+        watch.facts["model_flops"] = whole / (self.layout.mesh.tp * self.layout.mesh.sp)
 
     def scoring_batches(self, rows: TensorDictBase, watch: Stopwatch) -> Iterator[list[int]]:
         """Positions of `rows` per forward pass without gradients; as many passes on every rank."""

@@ -30,6 +30,8 @@ class RewardTrainerWorker(TrainedWorker):
         scalar = build_value_model(self.model_config, self.seed)
         if self.model_config.lora is not None:
             add_adapters(scalar.model, self.model_config.lora, self.seed)  # the head beside them is trained whole
+        if self.model_config.gradient_checkpointing:
+            scalar.model.gradient_checkpointing_enable({"use_reentrant": False})
         return SequenceScorer(scalar)
 
     @dispatch(Dispatch.PER_RANK, split=("rows", "plan"))

@@ -6,7 +6,7 @@ batches and ranks, and every decision (skip, stop early, refuse) is taken from n
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,6 +65,8 @@ class TrainedWorker(KeepsState):
         watch, sums = self.stopwatch(), MetricSums(self.role, is_first=self.layout.at.dp == 0)
         self.module.train()
         before = self.module.tokens_computed
+        taken, skipped = self.optimizer.steps, self.optimizer.skipped_steps
+        index = -1
         for index, mini in enumerate(plan.mini_batches):
             try:
                 moved = self._accumulate(rows, mini, loss_fn, options, watch, sums)
@@ -85,7 +87,11 @@ class TrainedWorker(KeepsState):
                 outcome = self.optimizer.step(self._grad_norm())
             sums.add_step(outcome)
         sums.add_common({"masked_rows": float(plan.num_masked_rows)})
-        self._note_work(rows, plan, watch, self.module.tokens_computed - before)
+        watch.facts |= {
+            "optimizer_steps": self.optimizer.steps - taken,
+            "nonfinite_steps": self.optimizer.skipped_steps - skipped,
+        }
+        self._note_work(rows, plan.mini_batches[: index + 1], watch, self.module.tokens_computed - before)
         # Tensor- and sequence-parallel peers have seen the same rows; one of them speaks for all.
         speaks = self.layout.mesh.is_collecting(self.rank, self.world_size)
         return {"metrics": sums.numbers() if speaks else {}, "spans": watch.spans()}
@@ -146,17 +152,16 @@ class TrainedWorker(KeepsState):
                 sum_partial_gradients(parameters, self.partial_gradients, self.layout.group("tp"))
         return self.optimizer.grad_norm()
 
-    def _note_work(self, rows: TensorDictBase, plan: UpdatePlan, watch: Stopwatch, computed: int) -> None:
+    def _note_work(self, rows: TensorDictBase, done: Sequence[MiniBatch], watch: Stopwatch, computed: int) -> None:
+        """Of the mini-batches that were run, the one included at which the update stopped early."""
         lengths = dict(zip(rows["row_ids"].tolist(), rows.get("input_ids").offsets().diff().tolist(), strict=True))
-        passes = [ids for mini in plan.mini_batches for ids in mini.micro_batches]
+        passes = [ids for mini in done for ids in mini.micro_batches]
         tokens = sum(lengths[row] for ids in passes for row in ids)
         watch.facts |= {
             "rows": sum(len(ids) for ids in passes),
             "tokens": tokens,
             "micro_batches": len(passes),
             "micro_batch_fill": fill_of(tokens, computed),
-            "optimizer_steps": self.optimizer.steps,
-            "nonfinite_steps": self.optimizer.skipped_steps,
         }
         self.note_flops(watch, [lengths[row] for ids in passes for row in ids], is_training=True)
 

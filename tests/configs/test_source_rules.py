@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from configs.data import SourceConfig
 from configs.load import load_config
+from configs.model import ModelConfig
 from tests.configs.test_rules import problems, the_problem
 
 
@@ -153,6 +155,16 @@ def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_pa
     config = load_config("quickstart", ["run_dir=~/runs", "code.import_paths=['~/mine', there]"])
     assert config.run_dir == f"{tmp_path}/runs"
     assert config.code.import_paths == (f"{tmp_path}/mine", "there")
+
+
+def test_a_tilde_in_the_path_of_a_model_its_tokenizer_or_a_source_is_the_home_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = ModelConfig(path="~/critic", tokenizer_path="~/tokenizer")
+    assert (model.path, model.tokenizer_path) == (f"{tmp_path}/critic", f"{tmp_path}/tokenizer")
+    assert SourceConfig(name="mine", kind="json", path="~/rows.jsonl").path == f"{tmp_path}/rows.jsonl"
+    assert ModelConfig(path="org/model~1").path == "org/model~1"
 
 
 def test_a_folder_without_a_name_is_refused():

@@ -9,12 +9,14 @@ from resources.memory import (
     RoleMemory,
     activation_bytes,
     forward_memory,
+    held_parameters,
     kv_bytes_per_token,
     lora_parameters,
     memory_of_duties,
     models_of,
     training_memory,
 )
+from resources.ranks import Mesh
 
 TINY = ModelShape(num_layers=2, hidden_size=8, intermediate_size=16, num_heads=2, num_kv_heads=1, vocab_size=10)
 MODEL = ModelConfig(build="tiny", shape=TINY)
@@ -86,12 +88,53 @@ def test_a_token_budget_replaces_the_number_of_sequences():
     assert by_tokens == by_rows
 
 
-def test_lora_trains_its_adapters_alone():
+def test_tensor_and_sequence_parallel_ranks_share_the_state_too():
+    role = TrainedRoleConfig(micro_batch_size=4, log_prob_chunk_tokens=100)
+    # Norms, 5x8 = 40, stay whole; of the other 1232 numbers one of two tensor-parallel ranks holds 616: 656 in all.
+    # 8 ranks are 4 rows of 2: FSDP cuts the 656 by 4, of which 2 are data-parallel and 2 sequence-parallel.
+    memory = training_memory(HALF, TINY, role, ranks=8, mesh=Mesh(tp=2, sp=2), longest=5)
+    assert (memory.weights, memory.gradients, memory.optimizer) == (656, 656, 1312)
+    assert memory.communication == 2 * 296 * 2 + 296 * 4
+    assert memory.activations == 10 * (272 + 16) * 2 + 10 * 10 * 4 * 3, "10 of a micro-batch's 20 tokens"
+
+
+def test_without_fsdp_tensor_parallel_ranks_alone_divide_the_weights():
+    role = TrainedRoleConfig(fsdp=False)
+    memory = training_memory(MODEL, TINY, role, ranks=2, mesh=Mesh(tp=2), longest=5)
+    assert (memory.weights, memory.optimizer, memory.communication) == (656 * 4, 656 * 8, 0)
+    spread = training_memory(MODEL, TINY, role, ranks=2, mesh=Mesh(sp=2), longest=5)
+    assert spread.weights == PARAMETERS * 4, "a whole copy on every rank"
+
+
+def test_a_7b_actor_on_eight_tensor_parallel_gpus_of_80_gib_fits():
+    """Qwen2.5-7B: 16 bytes of 7.6e9 numbers over 8 ranks are 15 GB, and 8 GB more as each holds the embedding whole."""
+    shape = {
+        "num_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "num_heads": 28, "num_kv_heads": 4,
+        "vocab_size": 152064, "tied_embeddings": False,
+    }  # fmt: skip
+    model = ModelConfig(path="org/7b", dtype="bfloat16", shape=ModelShape.model_validate(shape))
+    assert model.shape is not None
+    memory = training_memory(model, model.shape, TrainedRoleConfig(), ranks=8, mesh=Mesh(tp=8), longest=2048)
+    # (7 615 487 488 - 544 997 376 of the embedding - 57 x 3584 of norms) / 8 + those = 1 428 987 392, times 16
+    assert memory.certain == 1_428_987_392 * 16 < 24e9
+
+
+def test_lora_trains_its_adapters_alone_on_a_base_in_float32():
     lora = LoraConfig(rank=2, target_modules=("q_proj", "down_proj"))
     # q: 2 x (8 + 8) = 32, down: 2 x (16 + 8) = 48, in two layers
     assert lora_parameters(TINY, lora) == 160
     memory = training_memory(HALF.model_copy(update={"lora": lora}), TINY, TrainedRoleConfig(), ranks=1, longest=5)
-    assert (memory.weights, memory.gradients, memory.optimizer) == (PARAMETERS * 2 + 160 * 4, 160 * 4, 160 * 8)
+    assert (memory.weights, memory.gradients, memory.optimizer) == ((PARAMETERS + 160) * 4, 160 * 4, 160 * 8)
+    assert memory.communication == (PARAMETERS + 160) * 2, "both in bfloat16 while a pass runs"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_real_actor_with_adapters_holds_the_weights_that_are_counted(dtype: str):
+    from tests.resources.workers.tiny import SHAPE, actor
+
+    model = ModelConfig.model_validate({"build": "tiny", "shape": SHAPE, "dtype": dtype, "lora": LoraConfig(rank=2)})
+    held = sum(parameter.nbytes for parameter in actor(model).module.parameters())
+    assert training_memory(model, SHAPE, TrainedRoleConfig(), ranks=1, longest=5).weights == held
 
 
 def test_a_critic_has_a_head_of_one_number():
@@ -102,8 +145,16 @@ def test_a_critic_has_a_head_of_one_number():
 
 def test_a_model_that_is_only_read_has_weights_and_one_layer():
     role = TrainedRoleConfig(micro_batch_size=2, log_prob_micro_batch_size=3, log_prob_chunk_tokens=4)
-    memory = forward_memory(HALF, TINY, role, shards=1, longest=5)
+    memory = forward_memory(HALF, TINY, role, ranks=1, longest=5)
     assert memory == RoleMemory(weights=PARAMETERS * 2, activations=15 * 136 * 2 + 4 * 10 * 4 * 3)
+
+
+def test_a_model_that_is_only_read_lies_over_several_ranks_as_a_trained_one_does():
+    role = TrainedRoleConfig()
+    assert forward_memory(HALF, TINY, role, ranks=4, longest=5).weights == PARAMETERS * 4 // 4
+    assert forward_memory(HALF, TINY, role, ranks=4, mesh=Mesh(tp=4), longest=5).weights == (1232 // 4 + 40) * 4
+    whole = forward_memory(HALF, TINY, role.model_copy(update={"fsdp": False}), ranks=4, longest=5)
+    assert (whole.weights, whole.communication) == (PARAMETERS * 4, PARAMETERS * 2)
 
 
 def test_keys_and_values_of_a_token():
@@ -118,6 +169,17 @@ def test_every_model_role_of_a_preset_is_estimated():
     assert set(table) == {"actor", "rollout", "teacher"}
     assert table["teacher"].weights == shapes["teachers.0.model"].num_parameters * 4
     assert table["rollout"].kv_cache == 64 * 2**20
+
+
+def test_a_teacher_of_four_tensor_parallel_workers_is_counted_on_four():
+    changes = [
+        "pools.teachers.nodes=[4]", "roles.teacher.workers=4", "roles.teacher.tensor_parallel=4",
+        "distillation={objective: reverse_kl_loss}",
+    ]  # fmt: skip
+    config = load_config("quickstart-distillation", changes)
+    shapes = {path: model.shape for path, model in models_of(config).items() if model.shape is not None}
+    shape = shapes["teachers.0.model"]
+    assert memory_of_duties(config, shapes)["teacher"].weights == held_parameters(shape, 4) * 4
 
 
 def test_a_gpu_engine_wants_a_cache_for_all_that_run_at_once():

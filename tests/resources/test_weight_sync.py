@@ -11,6 +11,7 @@ from configs.rollout import RolloutConfig, ScriptedConfig
 from resources.batch import make_shard
 from resources.engines.base import WeightMismatchError
 from resources.engines.scripted import ScriptedEngine
+from resources.failures import Failure, WorkerFailed
 from resources.models.weights import in_buckets
 from resources.weight_buckets import checksum, from_flat, pack, to_flat, unpack
 from resources.weight_receiver import ReceivesWeights
@@ -101,6 +102,29 @@ class LocalCall:
     def result(self):
         answers = [future.result(timeout=60) for future in self.futures]
         return answers[0] if self.is_single else answers
+
+
+class ReportingGroup(LocalGroup):
+    """Tells a worker's exception as a worker group does: as a WorkerFailed, raised where the result is asked for."""
+
+    def submit(self, method, /, *args, timeout=None, **kwargs):
+        return ReportingCall(super().submit(method, *args, timeout=timeout, **kwargs), method)
+
+
+class ReportingCall:
+    def __init__(self, call: LocalCall, method: str) -> None:
+        self.call, self.method = call, method
+
+    def result(self):
+        try:
+            return self.call.result()
+        except (ValueError, RuntimeError) as error:
+            failure = Failure(
+                kind="exception", detail=f"{type(error).__qualname__}: {error}", role="r", group="g", pool="p", rank=0,
+                world_size=1, node_ip="", node_id="", pid=1, incarnation=1, method=self.method,
+                exception_type=type(error).__qualname__,
+            )  # fmt: skip
+            raise WorkerFailed(failure) from None
 
 
 def sync(actor: LocalGroup, rollout: LocalGroup, version: int = 1, **changes):
@@ -221,6 +245,34 @@ def test_a_name_that_does_not_come_ends_the_sync(way, monkeypatch):
     actor.workers[0].expected_names = lambda: ["embed_tokens", "middle", "lm_head.weight", "norm"]
     with pytest.raises(WeightMismatchError, match=r"1 weights are missing: \['norm'\]"):
         sync(actor, rollout, weight_sync=way)
+
+
+def test_a_sender_that_fails_while_it_broadcasts_is_named_and_not_the_engines_that_lost_it(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    sender, receiver = Sender(), Receiver()
+    plain = sender.export_weights
+
+    def short(bucket_bytes, wire_dtype):
+        yield next(plain(bucket_bytes, wire_dtype))
+        raise ValueError("no gathering of layer 2")
+
+    sender.export_weights = short
+    with pytest.raises(WorkerFailed, match="ValueError: no gathering of layer 2") as told:
+        sync(ReportingGroup(sender), ReportingGroup(receiver, pid=9), weight_sync="process_group")
+    assert isinstance(told.value.__cause__, WorkerFailed)
+    assert told.value.__cause__.failure.exception_type == "WeightChannelError"
+
+
+def test_an_engine_that_fails_while_it_receives_is_named_and_not_the_sender_that_lost_it(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    sender, receiver = Sender(), Receiver()
+
+    def refuse(weights):
+        raise WeightMismatchError("no such weight")
+
+    receiver.engine.load_weights = refuse
+    with pytest.raises(WorkerFailed, match="WeightMismatchError: no such weight"):
+        sync(ReportingGroup(sender), ReportingGroup(receiver, pid=9), weight_sync="process_group")
 
 
 def test_a_failed_sync_can_be_followed_by_a_good_one():

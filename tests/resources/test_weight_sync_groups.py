@@ -1,5 +1,8 @@
 """Weight sync between real workers in real processes: two actor ranks (FSDP) and two engines, each way."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +13,8 @@ from configs.rollout import RolloutConfig
 from configs.training import TrainedRoleConfig
 from resources.cluster import Cluster
 from resources.dispatch import Dispatch, dispatch
+from resources.failures import WorkerFailed
+from resources.models.weights import Bucket
 from resources.weight_sync import sync_weights
 from resources.worker_group import WorkerGroup, WorkerSpec, start_group, start_groups
 from resources.workers.actor import ActorWorker
@@ -34,6 +39,22 @@ class MovingActor(ActorWorker):
             for parameter in self.module.parameters():
                 local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                 local.add_(0.1 * torch.randn(local.shape, generator=generator))
+
+
+class StumblingActor(MovingActor):
+    """An actor that fails behind its first bucket until it is told not to."""
+
+    stumbles = True
+
+    def export_weights(self, bucket_bytes: int, wire_dtype: str | None) -> Iterator[Bucket]:
+        for bucket in super().export_weights(bucket_bytes, wire_dtype):
+            yield bucket
+            if self.stumbles:
+                raise ValueError("a layer could not be gathered")
+
+    @dispatch(Dispatch.BROADCAST)
+    def recover(self) -> None:
+        self.stumbles = False
 
 
 ACTOR = WorkerSpec(role="actor", worker=MovingActor, args=(MODEL, TrainedRoleConfig(), 0), threads=1)
@@ -66,6 +87,20 @@ def test_split_groups_sync_by_object_store_and_by_broadcast(cluster: Cluster) ->
     actor = start_group(cluster, cluster.pools["train"], ACTOR)
     rollout = start_group(cluster, cluster.pools["sample"], ENGINES)
     check(actor, rollout, ["object_store", "process_group", "object_store"])
+
+
+def test_a_broadcast_that_the_sender_breaks_off_tells_its_error_and_the_next_one_arrives(cluster: Cluster) -> None:
+    cluster.reserve({"train": PoolConfig(nodes=(2,)), "sample": PoolConfig(nodes=(2,))})
+    actor = start_group(cluster, cluster.pools["train"], replace(ACTOR, worker=StumblingActor))
+    rollout = start_group(cluster, cluster.pools["sample"], ENGINES)
+    with pytest.raises(WorkerFailed, match="a layer could not be gathered") as told:
+        check(actor, rollout, ["process_group"])
+    assert told.value.failure.role == "actor"
+    assert told.value.failure.method == "broadcast_weights"
+    actor.recover()
+    actor.move(5)
+    config = ROLLOUT.model_copy(update={"weight_sync": "process_group"})
+    assert sync_weights(actor, rollout, 2, config, vocab_size=104, wire_dtype="float32", timeout=60.0).probe_gap < 1e-4
 
 
 def test_fused_roles_hand_weights_over_in_their_process(cluster: Cluster) -> None:

@@ -218,6 +218,17 @@ def test_renamed_weights_are_refused_by_name_and_the_engine_then_refuses_to_samp
         vllm_engine.generate(requests_for(range(1)), sampling)
 
 
+def test_an_update_broken_off_inside_a_fused_layer_leaves_nothing_in_the_next_one(vllm_engine, original):
+    weights, names = weights_of(build_tiny(3))
+    until = names.index("model.layers.0.mlp.gate_proj.weight") + 1  # its other half, up_proj, never comes
+    vllm_engine.begin_update()
+    vllm_engine.load_weights(weights[:until])
+    new = build_tiny(1)
+    load(vllm_engine, new, 1)
+    ids = [1, 5, 9, 40, 41, 7]
+    torch.testing.assert_close(torch.tensor(vllm_engine.score(ids)), exact_log_probs(new, ids), atol=1e-4, rtol=0)
+
+
 def test_missing_weights_are_listed(vllm_engine, original):
     weights, names = weights_of(build_tiny(1))
     with pytest.raises(WeightMismatchError, match=f"{len(names) - 1} weights are missing"):

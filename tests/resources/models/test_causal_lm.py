@@ -21,6 +21,7 @@ from configs.model import ModelConfig, ModelShape
 from resources.models.causal_lm import (
     ModelError,
     build_causal_lm,
+    check_same_tokens,
     check_tokenizer,
     load_tokenizer,
     prepare_model_folder,
@@ -82,6 +83,36 @@ def test_the_prepared_folder_loads_in_transformers_and_here(tmp_path):
     again = ModelConfig(path=str(folder))
     assert torch.equal(build_causal_lm(again, 0).lm_head.weight, loaded.lm_head.weight)
     assert prepare_model_folder(again, 0, tmp_path) == folder
+
+
+def test_a_model_with_another_tokenizer_is_prepared_anew_once_either_folder_has_other_files(tmp_path, monkeypatch):
+    own, tokens, cache = tmp_path / "own", tmp_path / "tokens", tmp_path / "cache"
+    build_character_tokenizer(32).save_pretrained(tokens)
+    model = ModelConfig(path=str(own), tokenizer_path=str(tokens))
+    prepared = []
+    for seed in (1, 2):
+        build_causal_lm(TINY, seed).save_pretrained(own)
+        prepared.append(prepare_model_folder(model, 0, cache))
+        head = AutoModelForCausalLM.from_pretrained(prepared[-1]).lm_head.weight
+        assert torch.equal(head, build_causal_lm(TINY, seed).lm_head.weight)
+    assert prepare_model_folder(model, 0, cache) == prepared[1], "nothing has changed"
+    build_character_tokenizer(16).save_pretrained(tokens)
+    changed = prepare_model_folder(model, 0, cache)
+    assert AutoTokenizer.from_pretrained(changed).model_max_length == 16
+    monkeypatch.chdir(tmp_path)
+    assert prepare_model_folder(ModelConfig(path="own", tokenizer_path="tokens"), 0, cache) == changed
+
+
+def test_a_relative_path_names_another_model_in_another_folder(tmp_path, monkeypatch):
+    heads = []
+    for seed in (1, 2):
+        here = tmp_path / str(seed)
+        build_causal_lm(TINY, seed).save_pretrained(here / "own")
+        build_character_tokenizer(32).save_pretrained(here / "tokens")
+        monkeypatch.chdir(here)
+        folder = prepare_model_folder(ModelConfig(path="own", tokenizer_path="tokens"), 0, tmp_path / "cache")
+        heads.append(AutoModelForCausalLM.from_pretrained(folder).lm_head.weight)
+    assert not torch.equal(*heads)
 
 
 def test_several_at_once_prepare_one_folder(tmp_path):
@@ -253,6 +284,14 @@ def test_a_folder_with_a_broken_file_is_refused_with_what_is_wanted(tmp_path, fi
     (tmp_path / file).write_text(text)
     with pytest.raises(ModelError, match=r"model\.path is .*, from which no tokenizer and config can be read"):
         load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_model_in_the_home_of_the_user_that_numbers_tokens_otherwise_is_refused(tmp_path, monkeypatch):
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<unk>": 0, "1": 1}, unk_token="<unk>")))
+    save_model_folder(build_causal_lm(TINY, 0), theirs, tmp_path / "other")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ModelError, match=r"numbers \d+ of \d+ tokens otherwise"):
+        check_same_tokens(build_character_tokenizer(), ModelConfig(path="~/other"))
 
 
 def test_a_tilde_in_the_path_of_a_tokenizer_is_the_home_of_the_user(tmp_path, monkeypatch):

@@ -185,6 +185,19 @@ def test_the_epochs_stop_before_the_step_that_would_go_past_the_target():
     assert 1.0 <= metrics["actor/optimizer_steps"] < 5.0
 
 
+def test_the_work_of_an_update_that_stops_early_is_that_of_the_mini_batches_it_ran():
+    worker = actor(optimizer=OptimizerConfig(lr=5e-2))
+    rows = scored(worker, rows_of([[5, 6, 7, 8], [5, 9, 10]], [[0, 1, 1, 1], [0, 1, 1]]))
+    rows["advantages"] = torch.nested.nested_tensor_from_jagged(torch.ones(7), rows["input_ids"].offsets())
+    plan = plans(rows, num_ppo_epochs=5, target_kl=1e-6)[0]
+    spans = worker.update(rows, plan, PPO, TEMPERATURE)["spans"]
+    # The first epoch moves the policy past any target: the second runs its passes and takes no step.
+    assert (spans["tokens"], spans["rows"], spans["micro_batches"], spans["optimizer_steps"]) == (14, 4, 2, 1)
+    whole = worker.update(rows, plans(rows, num_ppo_epochs=1)[0], PPO, TEMPERATURE)["spans"]
+    assert spans["model_flops"] == 2 * whole["model_flops"]
+    assert whole["optimizer_steps"] == 1, "of this call, not of the worker's life"
+
+
 def test_nan_advantages_leave_weights_and_moments_alone():
     worker = actor()
     rows = scored(worker, make_rows(4))

@@ -81,6 +81,20 @@ def test_a_critic_can_start_from_a_reward_model(tmp_path):
     torch.testing.assert_close(worker.module.read(ids), scalar.read(ids))
 
 
+def test_a_critic_from_a_reward_model_trains_without_dropout_and_on_every_token(tmp_path):
+    scalar = build_value_model(MODEL, seed=3)
+    config = scalar.model.config
+    config.attention_dropout, config.pad_token_id = 0.9, 7
+    export_reward_model(tmp_path / "reward", config, build_character_tokenizer(), scalar.state_dict())
+    start = CriticConfig(model=ModelConfig(path=str(tmp_path / "reward")), from_reward_model=True)
+    module = CriticWorker(MODEL, start, 0, threads=1).module.train()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    values = module.read(ids)
+    assert torch.equal(values, module.read(ids))
+    values.sum().backward()
+    assert float(module.model.get_input_embeddings().weight.grad[7].abs().sum()) > 0.0
+
+
 def test_a_restored_critic_estimates_the_same_values():
     worker, rows = critic(), make_rows(4)
     rows = join_columns([rows, worker.estimate_values(rows)[1]])

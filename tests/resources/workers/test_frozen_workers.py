@@ -99,6 +99,13 @@ def test_a_score_is_read_at_the_last_token_whatever_the_padding(reward_folder):
     assert math.isnan(float(scores[2])), "a row without a response cannot be scored, and 0 would be a score"
 
 
+def test_a_reward_model_in_the_home_of_the_user_is_found(reward_folder, monkeypatch):
+    folder, _ = reward_folder
+    monkeypatch.setenv("HOME", str(folder.parent))
+    worker = RewardModelWorker(ModelConfig(path=f"~/{folder.name}"), SETTINGS, 0)
+    assert float(worker.score(rows_of([[5, 6, 7]], [[0, 1, 1]]))[1]["scores"][0]) != 0.0
+
+
 def test_a_policy_is_refused_as_a_reward_model(tmp_path):
     actor().export(str(tmp_path / "policy"))
     with pytest.raises(ModelError, match="ForSequenceClassification with one label"):

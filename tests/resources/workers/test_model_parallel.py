@@ -5,8 +5,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from configs.model import ModelConfig, OptimizerConfig
+from configs.training import CriticConfig
+from resources.memory import held_parameters
 from resources.models.causal_lm import save_model_folder
 from resources.models.character_tokenizer import build_character_tokenizer
+from resources.models.sharding import local_part
+from resources.workers.critic import CriticWorker
 from tests.resources.workers.ranked_processes import run_ranked
 from tests.resources.workers.tiny import (
     MODEL,
@@ -53,6 +57,34 @@ def assert_same(ranks, alone):
 @pytest.mark.parametrize("model", [MODEL, UNTIED], ids=["tied", "untied"])
 def test_two_tensor_parallel_ranks_equal_one(model):
     assert_same(run_ranked(train, 2, {"tensor_parallel": 2}, model), train({}, model))
+
+
+def hold(model):
+    """Numbers in the weights that this rank holds of an actor and of a critic."""
+    options = {"tensor_parallel": 2}
+    workers = [actor(model, **options), CriticWorker(model, CriticConfig(), 0, threads=1, **options)]
+    return [sum(local_part(part).numel() for part in worker.module.parameters()) for worker in workers]
+
+
+@pytest.mark.parametrize(("model", "held"), [(MODEL, [10_976, 11_008]), (UNTIED, [14_176, 12_608])], ids=["tied", ""])
+def test_each_of_two_tensor_parallel_ranks_holds_what_the_plan_counts(model, held):
+    # Matrices of a layer: q and o 2x32x32, k and v 2x32x16, MLP 3x32x64 = 9216.
+    # Embedding 100x32 = 3200, norms 5x32 = 160.
+    # Tied: (3200 + 2x9216) / 2 + 160, and 32 for the critic's head.
+    # Untied: the embedding stays whole, 3200 + (3200 + 2x9216) / 2 + 160.
+    # The critic has no head of 3200, and one of 32.
+    assert run_ranked(hold, 2, model) == [held] * 2
+    assert [held_parameters(model.shape, 2, has_value_head) for has_value_head in (False, True)] == held
+
+
+def operations(options):
+    worker = actor(MODEL, **options)
+    status, _ = worker.compute_log_probs(make_rows(5), TEMPERATURE)
+    return status["spans"]["model_flops"]
+
+
+def test_the_operations_of_two_tensor_parallel_ranks_add_up_to_those_of_one():
+    assert run_ranked(operations, 2, {"tensor_parallel": 2}) == [operations({}) / 2] * 2
 
 
 @pytest.mark.parametrize("kv_heads", [2, 1])
