@@ -47,6 +47,8 @@ class HostContext:
     """Duty (actor, rollout, critic, ...) -> worker group."""
     services: dict[str, Any] = field(default_factory=dict)
     """Managers that are no worker group (reward loop, rollout servers, teachers), by name."""
+    answered: float = field(default_factory=time.monotonic)
+    """When a step of this process last got the answer to a call: the sign that a long one goes on."""
     served: tuple[Any, ServedGroup] | None = None
     """The rollout servers, with the incarnations of the replicas they were made of."""
 
@@ -316,6 +318,11 @@ class TaskHost:
         self._context.pause_sampling(timeout)
 
     @ray.method(concurrency_group="table")
+    @ray.method(concurrency_group="table")
+    def quiet_seconds(self) -> float:
+        """Since a step here got an answer of a worker group."""
+        return time.monotonic() - self._context.answered
+
     def resume_sampling(self) -> None:
         """See `pause_sampling`."""
         self._context.resume_sampling()

@@ -148,6 +148,10 @@ class HostSet:
 
     def batch_ids(self) -> dict[str, tuple[str, ...]]:
         """Batches each pool's table still holds."""
+    def quiet_seconds(self) -> float:
+        """Seconds since a step got an answer of a worker group, in whichever host that was last."""
+        return min(self._ask("quiet_seconds", CALL_DEADLINE_SECONDS).values())
+
         return self._ask("batch_ids", CALL_DEADLINE_SECONDS)
 
     def clock_offsets(self) -> dict[str, ClockOffset]:

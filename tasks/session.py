@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tasks.saves import PendingSave
 
 _CURRENT: list["Session"] = []
+PATIENCE = 1.5
+"""Deadlines of a call that a subflow may go on without progress: a call that is overdue is told first, by its name."""
 
 
 class DoesNotFitError(ValueError):
@@ -146,11 +148,22 @@ class Session(Agenda):
         self.lap()
 
     def gather(self, at: Stamp, submitted: Sequence[Submitted], ahead: Sequence[StepFuture] = ()) -> Outcome:
-        """Wait for the steps of a subflow; see `tasks.outcome.gather`."""
-        deadline = self.config.recovery.call_deadline_seconds
+        """Wait for the steps of a subflow; see `tasks.outcome.gather`.
+
+        Every call has a deadline of its own; this wait ends where nothing was answered for longer than one may take.
+        """
+        deadline = PATIENCE * self.config.recovery.call_deadline_seconds
         self.inflight = [*(one for one in submitted if isinstance(one, StepFuture)), *ahead]
         since, self._iteration_ended = self._iteration_ended, None
-        outcome = gather(at, submitted, ahead, since=since, deadline_seconds=deadline, check=self._look)
+        outcome = gather(
+            at,
+            submitted,
+            ahead,
+            since=since,
+            deadline_seconds=deadline,
+            check=self._look,
+            quiet_seconds=self.hosts.quiet_seconds,
+        )
         self._iteration_ended = outcome.span.ended
         return outcome
 
