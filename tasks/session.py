@@ -63,8 +63,6 @@ class Session(Agenda):
         self.checkpoints = CheckpointStore(directory.checkpoints)
         self.spans = SpanFile(directory.spans)
         self.started = time.monotonic()
-        self.history: list[dict[str, Any]] = []
-        """Metrics lines of this process's iterations, for the console and the summary."""
         self.resumed_folder: str | None = None
         """Checkpoint that the stateful roles load before the first iteration."""
         self.preparation: Flow[Any, Any] | None = None
