@@ -141,8 +141,9 @@ class Session(Agenda):
         self.resumed_folder = None
         for group in self.stateful_groups.values():  # last of all: an engine that loads may draw from the same stream
             group.call("restore_random")
-        if outcome.metrics and not self.first_validation:
-            self.state = replace(self.state, parts={**self.state.parts, FIRST_VALIDATION: dict(outcome.metrics)})
+        scored = {name: value for name, value in outcome.metrics.items() if name.startswith("validation/")}
+        if scored and not self.first_validation:
+            self.state = replace(self.state, parts={**self.state.parts, FIRST_VALIDATION: scored})
         self.lap()
 
     def gather(self, at: Stamp, submitted: Sequence[Submitted], ahead: Sequence[StepFuture] = ()) -> Outcome:
