@@ -159,7 +159,6 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
     run.cast()
     run.record(_run_record(run), _clock_record(run))
     run.preparation = flow
-    _check_data(run)
     is_ready = False
     while not is_ready:
         with recovering(run):
@@ -168,19 +167,6 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
                 run.synchronise()
                 keep_snapshot(run, {}, is_forced=run.config.recovery.enabled)
             is_ready = True
-
-
-def _check_data(run: Session) -> None:
-    """A run resumed with other prompts starts at their beginning, and says so."""
-    state = run.state
-    if not state.data_identity or "rollout" not in run.groups:
-        return  # a fresh run; or engines that are servers, whose prompts are read in the task host
-    saved = {"identity": state.data_identity, "epoch": state.epoch, "start": state.start}
-    reader = next(group for name, group in run.groups.items() if name.partition(".")[0] == "rollout")
-    epoch, start = reader.call("resume_position", saved)[0]
-    if (epoch, start) != (state.epoch, state.start):
-        run.directory.event("data-changed", before=saved, epoch=epoch, start=start)
-        run.state = replace(state, epoch=epoch, start=start)
 
 
 def _run_record(run: Session) -> RunRecord:

@@ -29,6 +29,7 @@ from resources.worker_group import WorkerGroup
 from tasks.agenda import FIRST_VALIDATION, Agenda
 from tasks.hosts import HostSet, pools_of_roles
 from tasks.outcome import Outcome, Submitted, gather
+from tasks.rollout import data_position
 from tasks.runner import StepFuture, bind_hosts
 from tasks.snapshots import Snapshot
 from tasks.stamp import Stamp
@@ -139,6 +140,8 @@ class Session(Agenda):
             outage_seconds=self.config.recovery.prefect_outage_seconds,
         )
         self.resumed_folder = None
+        if data_position.name in outcome.facts:
+            self.take_position(outcome.facts[data_position.name])
         for group in self.stateful_groups.values():  # last of all: an engine that loads may draw from the same stream
             group.call("restore_random")
         scored = {name: value for name, value in outcome.metrics.items() if name.startswith("validation/")}
