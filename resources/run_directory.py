@@ -38,6 +38,11 @@ class RunDirectory:
         return self.path.name
 
     @property
+    def config_file(self) -> Path:
+        """The resolved config, which counts on a resume."""
+        return self.path / "config.yaml"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object an iteration."""
         return self.path / "metrics.jsonl"

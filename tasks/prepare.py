@@ -25,6 +25,7 @@ from tasks.api import CancelWatch, check_from_nodes, quick_retries
 from tasks.graders_of import check_graders
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
+from tasks.manifests import tell_other_config
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
 from tasks.run_folder import open_directory
 from tasks.run_state import RunState
@@ -98,6 +99,7 @@ def _restore_state(run: Session) -> None:
     if newest is not None:
         run.state = RunState.from_json(newest.state)
         run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
+        tell_other_config(run.directory, run.config, newest)
     run.directory.cut(run.directory.metrics, newest.metrics_bytes if newest is not None else 0)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
     cut_samples(run.directory.samples, run.state.iteration)
