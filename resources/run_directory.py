@@ -167,9 +167,15 @@ def check_free(runs: Path, name: str) -> None:
 
 
 def _taken(path: Path) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"{path} exists; resume it (callsheet resume {path}), or give the new run another name (--set name=...)"
-    )
+    """What lies there decides what can be done about it."""
+    other = "give the new run another name (--set name=...)"
+    if not is_run_folder(path):
+        what = "holds no config.yaml, so there is nothing to resume: remove it"
+        return RunDirectoryError(f"{path} exists and {what}, or {other}")
+    if RunDirectory(path).is_side_run:
+        what = "is of `callsheet sft` or `evaluate`, which cannot be resumed: remove it"
+        return RunDirectoryError(f"{path} exists and {what}, or {other}")
+    return RunDirectoryError(f"{path} exists; resume it (callsheet resume {path}), or {other}")
 
 
 def is_run_folder(path: Path) -> bool:
