@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 
 from rich.console import Console, Group
@@ -69,12 +68,14 @@ class RunPanel:
     def __init__(self, title: str) -> None:
         self._title = title
         self._scores: list[float] = []
-        self._began = time.monotonic()
+        self._seconds: list[float] = []
+        """Of the iterations of this process: a resumed run has others behind it, which cost it nothing."""
         self._last: Progress | None = None
 
     def add(self, progress: Progress) -> None:
         """Take over an iteration."""
         self._last = progress
+        self._seconds.append(progress.metrics.get("time/iteration", 0.0))
         if "reward/score_mean" in progress.metrics:
             self._scores.append(progress.metrics["reward/score_mean"])
 
@@ -84,7 +85,7 @@ class RunPanel:
         if last is None:
             return Panel(Text("starting"), title=self._title)
         done = last.iteration + 1
-        left = (time.monotonic() - self._began) / done * (last.iterations - done)
+        left = sum(self._seconds) / len(self._seconds) * (last.iterations - done)
         head = Text(f"iteration {done} of {last.iterations}, about {left:.0f} s left")
         parts: list[Text | Table | ProgressBar] = [head, ProgressBar(total=last.iterations, completed=done)]
         if self._scores:

@@ -26,7 +26,7 @@ from tasks.prepare import open_run, prepare, warm_up
 from tasks.recovery import recovering
 from tasks.reference import adapter_reference, reference, refresh_reference
 from tasks.reward import reward
-from tasks.rollout import rollout
+from tasks.rollout import data_position, rollout
 from tasks.runner import pool_runner
 from tasks.samples import samples
 from tasks.session import current_session
@@ -50,12 +50,17 @@ def ppo(config: RunConfig, resume: str | None = None) -> dict[str, Any]:
 
 @flow(name="preparation", flow_run_name="preparation", task_runner=pool_runner())
 def preparation() -> Any:
-    """Before the first iteration: the newest checkpoint, if any, to its roles; the actor's weights to the engines."""
+    """Before the first iteration: the newest checkpoint, if any, to its roles; the actor's weights to the engines.
+
+    And whether the data is still what that checkpoint's position is of.
+    """
     run, at = current_session(), current_session().stamp()
     loaded = load_state.submit(at, run.resumed_folder)
     synced = weight_sync.submit(at, at.policy_version, wait_for=[loaded])
     scored = [validation.submit(at, at.policy_version, wait_for=[synced])] if run.should_validate_first else []
-    return run.gather(at, [loaded, synced, *scored])
+    position = run.saved_position
+    found = [data_position.submit(at, position, wait_for=[synced])] if position is not None else []
+    return run.gather(at, [loaded, synced, *scored, *found])
 
 
 @flow(name="iteration", flow_run_name=iteration_run_name, task_runner=pool_runner())

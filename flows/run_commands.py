@@ -46,7 +46,10 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
 
     try:
         if RunDirectory.open(run).is_side_run:
-            raise RunDirectoryError(f"{run} is of `callsheet sft` or `evaluate`, which begin anew: call that again")
+            raise RunDirectoryError(
+                f"{run} is of `callsheet sft` or `evaluate`, which begin anew: call that again under another name"
+                " (--set name=...)"
+            )
     except RunDirectoryError as error:
         return _refuse(str(error), json_)
     config = load_config(run / "config.yaml")

@@ -39,6 +39,11 @@ class RunDirectory:
         return self.path.name
 
     @property
+    def config_file(self) -> Path:
+        """The resolved config, which counts on a resume."""
+        return self.path / "config.yaml"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object an iteration."""
         return self.path / "metrics.jsonl"
@@ -160,9 +165,15 @@ def check_free(runs: Path, name: str) -> None:
 
 
 def _taken(path: Path) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"{path} exists; resume it (callsheet resume {path}), or give the new run another name (--set name=...)"
-    )
+    """What lies there decides what can be done about it."""
+    other = "give the new run another name (--set name=...)"
+    if not is_run_folder(path):
+        what = "holds no config.yaml, so there is nothing to resume: remove it"
+        return RunDirectoryError(f"{path} exists and {what}, or {other}")
+    if RunDirectory(path).is_side_run:
+        what = "is of `callsheet sft` or `evaluate`, which cannot be resumed: remove it"
+        return RunDirectoryError(f"{path} exists and {what}, or {other}")
+    return RunDirectoryError(f"{path} exists; resume it (callsheet resume {path}), or {other}")
 
 
 def is_run_folder(path: Path) -> bool:

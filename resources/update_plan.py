@@ -7,7 +7,7 @@ in a collective for one that has finished. A rank with fewer rows gets empty mic
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resources.micro_batches import Siblings, balance_over_ranks, split_rows
 from resources.seeding import stream_seed
@@ -60,6 +60,19 @@ class UpdatePlan:
     def row_ids(self) -> tuple[int, ...]:
         """The rows this rank needs, ascending, each once."""
         return tuple(sorted({row for mini in self.mini_batches for micro in mini.micro_batches for row in micro}))
+
+    def in_parts(self, steps: int) -> list["UpdatePlan"]:
+        """The same optimizer steps as several calls of at most `steps` each; what counts once stands in the first.
+
+        >>> [plan] = make_update_plans([1, 2, 3], [5, 5, 5], [1, 0, 1], num_mini_batches=2)
+        >>> [(len(part.mini_batches), part.num_masked_rows) for part in plan.in_parts(1)]
+        [(1, 1), (1, 0)]
+        """
+        minis = self.mini_batches
+        cut = [minis[start : start + steps] for start in range(0, len(minis), steps)] or [minis]
+        first = replace(self, mini_batches=cut[0])
+        rest = replace(self, num_masked_rows=0, first_ratio_tolerance=None)
+        return [first, *(replace(rest, mini_batches=part) for part in cut[1:])]
 
 
 def make_update_plans(

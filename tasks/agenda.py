@@ -4,11 +4,14 @@ Flows read these as words of the DAG (`if run.should_validate`); nothing here st
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from configs.model import ModelConfig
 from configs.run import RunConfig
+from resources.curriculum import PART
 from resources.run_directory import RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.export import start_model
@@ -111,6 +114,26 @@ class Agenda:
     def trains_actor(self) -> bool:
         """False while only the critic learns."""
         return self.state.iteration >= self.config.algorithm.critic_warmup_iterations or not self.needs("critic")
+
+    # --- its data -------------------------------------------------------------------------------------------------
+
+    @property
+    def saved_position(self) -> dict[str, Any] | None:
+        """Where in which data the run stands; None for a run that has read nothing yet."""
+        state = self.state
+        if not state.data_identity:
+            return None
+        return {"identity": state.data_identity, "epoch": state.epoch, "start": state.start}
+
+    def take_position(self, found: Mapping[str, Any]) -> None:
+        """Data that is not what the state is of starts at its beginning, none of it solved; an event says so."""
+        if found["identity"] == self.state.data_identity:
+            return
+        self.directory.event("data-changed", before=self.saved_position, epoch=found["epoch"], start=found["start"])
+        parts = {name: part for name, part in self.state.parts.items() if name != PART}
+        self.state = replace(
+            self.state, epoch=found["epoch"], start=found["start"], data_identity=found["identity"], parts=parts
+        )
 
     # --- its models -----------------------------------------------------------------------------------------------
 

@@ -81,10 +81,6 @@ class RunArtifacts:
         """Show what the run says about itself: the bottleneck, its evidence, and what to change."""
         self._put("verdict", "markdown", markdown, "What limits this run")
 
-    def link(self, name: str, text: str) -> None:
-        """Show a further markdown text under `name` (the run folder, a report)."""
-        self._put(name, "markdown", text, name)
-
     def _curve_markdown(self) -> str:
         series = [one for one in self._series.values() if one.values]
         if not series:

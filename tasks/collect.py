@@ -20,9 +20,15 @@ class StepFailedError(RuntimeError):
 
 
 def collect(
-    futures: Sequence[StepFuture], deadline_seconds: float | None = None, check: Callable[[], None] | None = None
+    futures: Sequence[StepFuture],
+    deadline_seconds: float | None = None,
+    check: Callable[[], None] | None = None,
+    quiet_seconds: Callable[[], float] | None = None,
 ) -> list[StepResult]:
     """Results of `futures`, in their order.
+
+    `deadline_seconds` is without a sign of progress: a step that ended, or what `quiet_seconds` knows of inside the
+    steps (seconds since the last one); it is asked only when no step has ended for so long.
 
     Raises StepFailedError for the first one that fails (others may still run), HostLostError when a host died,
     TimeoutError naming what is pending, and whatever `check` raises; it is called twice a second while waiting.
@@ -36,9 +42,16 @@ def collect(
         done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
         for ref in done:
             _raise_failure(pending.pop(ref))
-        if not done and end is not None and time.monotonic() >= end:
-            names = sorted(f"{future.task_name} in pool {future.pool}" for future in pending.values())
-            raise TimeoutError(f"after {deadline_seconds:g} s still pending: {', '.join(names)}")
+        if deadline_seconds is None or end is None:
+            continue
+        if done:
+            end = time.monotonic() + deadline_seconds
+        elif time.monotonic() >= end:
+            quiet = quiet_seconds() if quiet_seconds is not None else deadline_seconds
+            if quiet >= deadline_seconds:
+                names = sorted(f"{future.task_name} in pool {future.pool}" for future in pending.values())
+                raise TimeoutError(f"after {deadline_seconds:g} s without progress still pending: {', '.join(names)}")
+            end = time.monotonic() + deadline_seconds - quiet
     return [future.result() for future in futures]
 
 

@@ -56,7 +56,6 @@ def _commit(run: Session, outcome: Outcome) -> None:
     }
     run.directory.append(run.directory.metrics, line)
     run.record(*outcome.spans, outcome.span)
-    run.history.append(line)
     if "problem" in outcome.facts.get("samples", {}):
         reason = outcome.facts["samples"]["problem"]
         run.directory.event("samples-failed", iteration=at.iteration, reason=reason)

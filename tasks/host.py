@@ -45,10 +45,10 @@ class HostContext:
     """The run's `RunConfig`."""
     groups: dict[str, Any] = field(default_factory=dict)
     """Duty (actor, rollout, critic, ...) -> worker group."""
-    services: dict[str, Any] = field(default_factory=dict)
-    """Managers that are no worker group (reward loop, rollout servers, teachers), by name."""
     served: tuple[Any, ServedGroup] | None = None
     """The rollout servers, with the incarnations of the replicas they were made of."""
+    answered: float = field(default_factory=time.monotonic)
+    """When a step of this process last got the answer to a call: the sign that a long one goes on."""
 
     def group(self, duty: str) -> Any:
         """Worker group that does `duty`. Raises LookupError naming those there are."""
@@ -77,12 +77,6 @@ class HostContext:
         """Undo `pause_sampling`."""
         if self.served is not None:
             self.served[1].resume()
-
-    def service(self, name: str) -> Any:
-        """Manager `name`. Raises LookupError naming those there are."""
-        if name not in self.services:
-            raise LookupError(f"no service {name!r} in this run; there are {sorted(self.services)}")
-        return self.services[name]
 
     def read(
         self, *handles: BatchHandle | None, columns: Sequence[str] | None = None, wait_seconds: float = 0.0
@@ -281,10 +275,9 @@ class TaskHost:
         with context:
             yield
 
-    def attach(self, groups: Mapping[str, Any], services: Mapping[str, Any]) -> None:
-        """Give the steps of this host these worker groups (by duty) and managers; earlier ones of the same name go."""
-        self._context.groups.update(groups)
-        self._context.services.update(services)
+    def attach(self, groups: Mapping[str, Any]) -> None:
+        """Give the steps of this host these worker groups (by duty) for all that it had."""
+        self._context.groups = dict(groups)
 
     def connect(self, peers: Mapping[str, Any]) -> None:
         """Handles of the other pools' hosts, whose tables this one may read."""
@@ -324,6 +317,11 @@ class TaskHost:
     def clock(self) -> tuple[str, float]:
         """(node, its monotonic clock), for the clocks' offsets."""
         return ray.util.get_node_ip_address(), time.monotonic()
+
+    @ray.method(concurrency_group="table")
+    def quiet_seconds(self) -> float:
+        """Since a step here got an answer of a worker group."""
+        return time.monotonic() - self._context.answered
 
     def facts(self) -> dict[str, Any]:
         """Who this is: process, node and its open Prefect client's address."""

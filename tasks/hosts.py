@@ -76,7 +76,6 @@ class HostSet:
         self._hosts: dict[str, ActorHandle[Any]] = {}
         self._incarnations: dict[str, int] = {}
         self._groups: dict[str, Any] = {}
-        self._services: dict[str, Any] = {}
         for one in self.steps:
             self.pool_of(one)
 
@@ -126,13 +125,12 @@ class HostSet:
             self._make(pool)
         self._ask("facts", deadline_seconds)
         self._ask("connect", deadline_seconds, self._hosts)
-        self._ask("attach", deadline_seconds, self._groups, self._services)
+        self._ask("attach", deadline_seconds, self._groups)
 
-    def attach(self, groups: Mapping[str, Any] | None = None, services: Mapping[str, Any] | None = None) -> None:
-        """Give every host the worker groups (by duty) and managers; call again after a group was rebuilt."""
-        self._groups.update(groups or {})
-        self._services.update(services or {})
-        self._ask("attach", CALL_DEADLINE_SECONDS, self._groups, self._services)
+    def attach(self, groups: Mapping[str, Any]) -> None:
+        """Give every host these worker groups (by duty) for those it had; call again after a group was rebuilt."""
+        self._groups = dict(groups)
+        self._ask("attach", CALL_DEADLINE_SECONDS, self._groups)
 
     def place(self, placements: Mapping[str, Any]) -> None:
         """New placements of pools that were moved; they count from the next `restart` on."""
@@ -149,6 +147,10 @@ class HostSet:
     def batch_ids(self) -> dict[str, tuple[str, ...]]:
         """Batches each pool's table still holds."""
         return self._ask("batch_ids", CALL_DEADLINE_SECONDS)
+
+    def quiet_seconds(self) -> float:
+        """Seconds since a step got an answer of a worker group, in whichever host that was last."""
+        return min(self._ask("quiet_seconds", CALL_DEADLINE_SECONDS).values())
 
     def clock_offsets(self) -> dict[str, ClockOffset]:
         """Node -> offset of its monotonic clock against this process's."""

@@ -4,15 +4,33 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from prefect.logging import get_logger
+
 from configs.load import dump_config
 from configs.run import RunConfig
 from resources.checkpoints import Manifest
+from resources.run_directory import RunDirectory
 from tasks.session import Session
 
 
 def config_digest(config: RunConfig) -> str:
     """Identifies what must be the same for a resume to be exact."""
     return hashlib.blake2b(json.dumps(dump_config(config), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def tell_other_config(directory: RunDirectory, config: RunConfig, manifest: Manifest) -> None:
+    """An event and a warning where a run goes on under another config than its checkpoint was made with.
+
+    That may be meant (more iterations, a lower learning rate); what follows is not what the run would have done.
+    """
+    now = config_digest(config)
+    if now == manifest.config_digest:
+        return
+    directory.event("config-changed", iteration=manifest.iteration, before=manifest.config_digest, now=now)
+    get_logger("callsheet").warning(
+        "%s is not the config that the checkpoint of iteration %d was made with; the run goes on with the file's",
+        directory.config_file, manifest.iteration,
+    )  # fmt: skip
 
 
 def manifest_of(session: Session, metrics: Mapping[str, float]) -> Manifest:

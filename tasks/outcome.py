@@ -42,16 +42,18 @@ def gather(
     since: float | None = None,
     deadline_seconds: float,
     check: Callable[[], None],
+    quiet_seconds: Callable[[], float] | None = None,
 ) -> Outcome:
     """Wait for all steps of a subflow, the first failure first.
 
     `since`: when the subflow before it was over. The iteration counts from there, so that the time between two
     subflows (commit, snapshot, Prefect) is part of a step; from its first submission where there was none before.
+    `deadline_seconds`, `quiet_seconds`: longest without progress, however long all of it takes; see `collect`.
     Raises StepFailedError, HostLostError, TimeoutError, and whatever `check` raises (a cancelled run).
     """
     first = min((one.submitted for one in submitted if isinstance(one, StepFuture)), default=time.monotonic())
     futures = [one for one in submitted if isinstance(one, StepFuture)]
-    results = iter(collect([*futures, *ahead], deadline_seconds, check))
+    results = iter(collect([*futures, *ahead], deadline_seconds, check, quiet_seconds))
     metrics: dict[str, float] = {}
     facts: dict[str, dict[str, Any]] = {}
     for one in submitted:

@@ -30,7 +30,16 @@ def check_nan_policy(
         )  # fmt: skip
         raise NanLossError(
             f"iteration {state.iteration}: the gradient was no number in {total} optimizer steps so far ({where}) "
-            f"and {allowed}. The iteration is not committed; resume with a lower learning rate: callsheet resume "
-            f"{directory.path}"
+            f"and {allowed}. The iteration is not committed; lower {_learning_rates(skipped)} in "
+            f"{directory.config_file} and go on with: callsheet resume {directory.path}"
         )
     return total
+
+
+def _learning_rates(skipped: Mapping[str, int]) -> str:
+    """The keys of a config that a person may lower.
+
+    >>> _learning_rates({"critic/skipped_steps": 1})
+    'critic.optimizer.lr'
+    """
+    return " and ".join(f"{name.partition('/')[0]}.optimizer.lr" for name in skipped)

@@ -25,6 +25,7 @@ from tasks.api import CancelWatch, check_from_nodes, quick_retries
 from tasks.graders_of import check_graders
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
+from tasks.manifests import tell_other_config
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
 from tasks.run_folder import open_directory
 from tasks.run_state import RunState
@@ -98,6 +99,7 @@ def _restore_state(run: Session) -> None:
     if newest is not None:
         run.state = RunState.from_json(newest.state)
         run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
+        tell_other_config(run.directory, run.config, newest)
     run.directory.cut(run.directory.metrics, newest.metrics_bytes if newest is not None else 0)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
     cut_samples(run.directory.samples, run.state.iteration)
@@ -159,7 +161,6 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
     run.cast()
     run.record(_run_record(run), _clock_record(run))
     run.preparation = flow
-    _check_data(run)
     is_ready = False
     while not is_ready:
         with recovering(run):
@@ -168,19 +169,6 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
                 run.synchronise()
                 keep_snapshot(run, {}, is_forced=run.config.recovery.enabled)
             is_ready = True
-
-
-def _check_data(run: Session) -> None:
-    """A run resumed with other prompts starts at their beginning, and says so."""
-    state = run.state
-    if not state.data_identity or "rollout" not in run.groups:
-        return  # a fresh run; or engines that are servers, whose prompts are read in the task host
-    saved = {"identity": state.data_identity, "epoch": state.epoch, "start": state.start}
-    reader = next(group for name, group in run.groups.items() if name.partition(".")[0] == "rollout")
-    epoch, start = reader.call("resume_position", saved)[0]
-    if (epoch, start) != (state.epoch, state.start):
-        run.directory.event("data-changed", before=saved, epoch=epoch, start=start)
-        run.state = replace(state, epoch=epoch, start=start)
 
 
 def _run_record(run: Session) -> RunRecord:

@@ -95,6 +95,8 @@ def _move(run: Session, pools: set[str]) -> None:
     for pool in sorted(pools):
         run.cluster.pools.release_pool(pool)
     _reserve(run, pools)
+    # All of theirs: of a smaller config some (a replica of the rollout servers) do not come back under their name.
+    run.groups = {duty: group for duty, group in run.groups.items() if group.pool not in pools}
     casting = run.casting()
     for planned in process_groups(run.config):
         if planned.pool in pools:

@@ -178,7 +178,6 @@ def _roll_back(run: Session) -> None:
     if not (_restored(run, run.snapshot) or _restored_older(run)):
         _start_over(run)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
-    run.history = [line for line in run.history if line["iteration"] < run.state.iteration]
     restore_reward_state(run)
     run.synchronise()
     if run.snapshot is None or run.snapshot.state is not run.state:

@@ -1,6 +1,7 @@
 """Calling a worker group from a step: answers, the columns that stay with the workers, metrics, and spans."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,7 @@ class Call:
     def wait(self) -> Replies:
         """The answers of all ranks. Raises WorkerFailed or CallTimeout."""
         answers = self.pending.result()
+        host().answered = time.monotonic()
         if not isinstance(answers, list):
             answers = [answers]
         statuses = [answer[0] for answer in answers] if self.is_bulk else [answer or {} for answer in answers]

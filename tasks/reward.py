@@ -35,7 +35,7 @@ def reward(at: Stamp, batch: BatchHandle) -> StepResult:
     With dynamic sampling both are there already, since the rollout could not do without.
 
     Facts: `graders` and `hidden_seconds` (see telemetry/facts.py), `causes` of unscorable responses as sentences, and
-    with `reward.normalise` the `state` that a checkpoint keeps and `load_reward_state` gives back.
+    with `reward.normalise` the `state` that a checkpoint keeps and `restore_reward_state` gives back.
     """
     if host().config.algorithm.resolved().dynamic_sampling:
         return StepResult(handle=batch)
@@ -74,11 +74,6 @@ def model_scores(rows: Rows) -> dict[str, Rows] | None:
             start += size
         found[name] = Rows(shards, rows.row_ids)
     return found or None
-
-
-def load_reward_state(state: Mapping[str, float]) -> None:
-    """Put the running normalisation back to what a checkpoint holds."""
-    call("reward", "load_state", dict(state))
 
 
 def reward_facts(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

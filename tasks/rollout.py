@@ -1,8 +1,12 @@
 """The rollout step: the engines read their prompts and sample responses."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from resources.curriculum import decode_solved
 from tasks.dynamic_sampling import baseline_shards, sample, sample_until_full
 from tasks.host import host
+from tasks.replies import call
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
 
@@ -39,3 +43,13 @@ def rollout(at: Stamp, policy_version: int, solved: str = "") -> StepResult:
         facts=result.facts,
         spans=(*result.spans, *greedy.spans),
     )
+
+
+@step(role="rollout")
+def data_position(at: Stamp, saved: Mapping[str, Any]) -> StepResult:
+    """Facts: `epoch`, `start` and `identity` of the data to go on from, as whoever reads the prompts says.
+
+    `saved` is what the run's state has of it; other data begins at its beginning.
+    """
+    replies = call("rollout", "resume_position", dict(saved))
+    return StepResult(facts={name: replies.agreed(name) for name in ("epoch", "start", "identity")})

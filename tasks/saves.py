@@ -176,8 +176,9 @@ def _give_up(run: Session, staging: Path | None, iteration: int, error: Exceptio
     _tell(run, staging, iteration, error)
     if isinstance(error, NotFiniteError):
         raise NanWeightsError(
-            f"after iteration {iteration}: {error}. Resume from the last checkpoint (callsheet resume"
-            f" {run.directory.path}) with a lower learning rate or max_grad_norm"
+            f"after iteration {iteration}: {error}. Lower optimizer.lr or optimizer.max_grad_norm of the actor or the"
+            f" critic in {run.directory.config_file} and go on from the last checkpoint: callsheet resume"
+            f" {run.directory.path}"
         ) from error
 
 

@@ -29,6 +29,7 @@ from resources.worker_group import WorkerGroup
 from tasks.agenda import FIRST_VALIDATION, Agenda
 from tasks.hosts import HostSet, pools_of_roles
 from tasks.outcome import Outcome, Submitted, gather
+from tasks.rollout import data_position
 from tasks.runner import StepFuture, bind_hosts
 from tasks.snapshots import Snapshot
 from tasks.stamp import Stamp
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from tasks.saves import PendingSave
 
 _CURRENT: list["Session"] = []
+PATIENCE = 1.5
+"""Deadlines of a call that a subflow may go on without progress: a call that is overdue is told first, by its name."""
 
 
 class DoesNotFitError(ValueError):
@@ -61,8 +64,6 @@ class Session(Agenda):
         self.checkpoints = CheckpointStore(directory.checkpoints)
         self.spans = SpanFile(directory.spans)
         self.started = time.monotonic()
-        self.history: list[dict[str, Any]] = []
-        """Metrics lines of this process's iterations, for the console and the summary."""
         self.resumed_folder: str | None = None
         """Checkpoint that the stateful roles load before the first iteration."""
         self.preparation: Flow[Any, Any] | None = None
@@ -139,18 +140,32 @@ class Session(Agenda):
             outage_seconds=self.config.recovery.prefect_outage_seconds,
         )
         self.resumed_folder = None
+        if data_position.name in outcome.facts:
+            self.take_position(outcome.facts[data_position.name])
         for group in self.stateful_groups.values():  # last of all: an engine that loads may draw from the same stream
             group.call("restore_random")
-        if outcome.metrics and not self.first_validation:
-            self.state = replace(self.state, parts={**self.state.parts, FIRST_VALIDATION: dict(outcome.metrics)})
+        scored = {name: value for name, value in outcome.metrics.items() if name.startswith("validation/")}
+        if scored and not self.first_validation:
+            self.state = replace(self.state, parts={**self.state.parts, FIRST_VALIDATION: scored})
         self.lap()
 
     def gather(self, at: Stamp, submitted: Sequence[Submitted], ahead: Sequence[StepFuture] = ()) -> Outcome:
-        """Wait for the steps of a subflow; see `tasks.outcome.gather`."""
-        deadline = self.config.recovery.call_deadline_seconds
+        """Wait for the steps of a subflow; see `tasks.outcome.gather`.
+
+        Every call has a deadline of its own; this wait ends where nothing was answered for longer than one may take.
+        """
+        deadline = PATIENCE * self.config.recovery.call_deadline_seconds
         self.inflight = [*(one for one in submitted if isinstance(one, StepFuture)), *ahead]
         since, self._iteration_ended = self._iteration_ended, None
-        outcome = gather(at, submitted, ahead, since=since, deadline_seconds=deadline, check=self._look)
+        outcome = gather(
+            at,
+            submitted,
+            ahead,
+            since=since,
+            deadline_seconds=deadline,
+            check=self._look,
+            quiet_seconds=self.hosts.quiet_seconds,
+        )
         self._iteration_ended = outcome.span.ended
         return outcome
 

@@ -17,6 +17,7 @@ from resources.grader_process import load_function
 from resources.import_paths import ImportPathError, import_class
 from resources.input_check import check_inputs
 from resources.sandbox import Sandbox, SandboxUnavailableError
+from resources.telemetry.sinks import import_sink
 from tasks.graders_of import build_grader
 
 OF_THE_RESPONSE_ALONE = ("overlong_penalty", "response_format")
@@ -35,7 +36,7 @@ def check_start(config: RunConfig, *, trains: bool = True) -> None:
     except ConfigError as error:
         problems += error.problems
     problems += [*_cluster_problems(config), *_grader_problems(config)]
-    problems += [*_hook_problems(config), *_worker_problems(config)]
+    problems += [*_hook_problems(config), *_worker_problems(config), *_sink_problems(config)]
     problems += _warm_up_problems(config) if trains else ()
     if problems:
         raise ConfigError(config.name, problems)
@@ -94,6 +95,14 @@ def _worker_problems(config: RunConfig) -> Iterator[Problem]:
             import_class(worker)
         except ImportPathError as error:
             yield Problem(f"roles.{role}.worker", worker, str(error), "name a class that this Python imports")
+
+
+def _sink_problems(config: RunConfig) -> Iterator[Problem]:
+    for name in config.telemetry.sinks:
+        try:
+            import_sink(name)
+        except ImportError as error:
+            yield Problem("telemetry.sinks", UNSAID, str(error))
 
 
 def _hook_problems(config: RunConfig) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ keyed by run count, iteration and attempt instead. The body runs at most once pe
 
 import copy
 import functools
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,10 +19,14 @@ from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from tasks.api import wait_for_api
+from tasks.api import ApiUnreachableError, wait_for_api
 
 API_ERRORS = (httpx.TransportError, PrefectHTTPStatusError)
-"""What a client raises while its server is away or restarting."""
+"""What a client raises while its server is away or restarting; but see `_may_pass`."""
+PASSING_STATUSES = (408, 429)
+"""Of those below 500; the others (a missing right, a request that is none) come again however long one waits."""
+PAUSE_SECONDS = 1.0
+"""Between two calls of a server that answers its health check and nothing else."""
 MAX_ATTEMPTS = 100
 MAX_ITERATIONS = 10_000_000
 
@@ -57,13 +62,14 @@ def call_subflow(
 ) -> Any:
     """Run `flow(**parameters)` as a subflow that iteration and attempt identify; returns what its body returned.
 
-    While the API is away before the body has started, waits up to `outage_seconds` and calls again. Once the body
-    has run it is not run again: its result is returned although its row could not be closed. Raises what the body
-    raised, or ApiUnreachableError.
+    While the API is away before the body has started, waits up to `outage_seconds` in all and calls again. Once the
+    body has run it is not run again: its result is returned although its row could not be closed. Raises what the
+    body raised, ApiUnreachableError, or PrefectHTTPStatusError for what the API refuses.
     """
     outcome = _Outcome()
     guarded = copy.copy(flow)
     guarded.fn = _once(flow.fn, outcome)
+    give_up_at: float | None = None
     while True:
         _key_by_identity(guarded, iteration, attempt)
         try:
@@ -71,13 +77,31 @@ def call_subflow(
         except API_ERRORS as error:
             if outcome.error is not None:
                 raise outcome.error from error
+            if not (_may_pass(error) or outcome.is_done):
+                raise
+            now = time.monotonic()
+            give_up_at = now + outage_seconds if give_up_at is None or outcome.is_done else give_up_at
+            if now >= give_up_at:
+                raise ApiUnreachableError(
+                    f"Prefect's API has taken no call of iteration {iteration} for {outage_seconds:g} s, though it says"
+                    f" that it is healthy ({error}); the run can be resumed"
+                ) from error
             get_logger("callsheet").warning(
                 "Prefect's API went away in iteration %d: %s; waiting for it", iteration, error
             )
-            wait_for_api(outage_seconds)
+            wait_for_api(give_up_at - now)
             if outcome.is_done:
                 _close_row(outcome)
                 return outcome.result
+            time.sleep(PAUSE_SECONDS)
+
+
+def _may_pass(error: httpx.TransportError | PrefectHTTPStatusError) -> bool:
+    """Whether the same call may be taken later."""
+    if not isinstance(error, PrefectHTTPStatusError):
+        return True
+    status = error.response.status_code
+    return status >= 500 or status in PASSING_STATUSES
 
 
 class _Outcome:

@@ -10,9 +10,11 @@ from tasks.host import host
 from tasks.replies import call
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
-from tasks.training import train
+from tasks.training import run_plans, train
 
 DEMONSTRATION_COLUMNS = ("prompt_lengths", "response_lengths", "input_ids", "response_mask", "train_mask")
+STEPS_PER_CALL = 20
+"""A fit may take hours, and the deadline of a call is for one that hangs."""
 PREFERENCE_COLUMNS = ("prompt_lengths", "response_lengths", "input_ids", "response_mask")
 
 
@@ -27,7 +29,10 @@ def actor_fit(at: Stamp, batch: BatchHandle, steps: int) -> StepResult:
     """Take `steps` optimizer steps of next-token cross-entropy on the rows, in their order."""
     config = host().config
     plan = {"num_mini_batches": steps, "num_ppo_epochs": 1, "shuffle": False}
-    return train("actor", at, host().read(batch), config.actor, supervised_objective, plan=plan).result()
+    rows = host().read(batch)
+    return train(
+        "actor", at, rows, config.actor, supervised_objective, plan=plan, steps_per_call=STEPS_PER_CALL
+    ).result()
 
 
 @step(role="actor")
@@ -65,8 +70,7 @@ def reward_model_fit(at: Stamp, batch: BatchHandle, steps: int) -> StepResult:
         shuffle=False,
     )
     per_rank = [both_rows(plans[mesh.coordinates(rank, world_size).dp]) for rank in range(world_size)]
-    selected = [rows.select(own.row_ids) for own in per_rank]
-    return call("reward_trainer", "update", selected, per_rank, preference_objective).result()
+    return run_plans("reward_trainer", rows, per_rank, preference_objective, STEPS_PER_CALL).result()
 
 
 @step(role="actor")

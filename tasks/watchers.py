@@ -1,6 +1,7 @@
 """Who is told of a committed iteration: the Prefect UI, the console, Prometheus and other sinks.
 
-None of them can hold the run back or end it: the UI's writes go through one background thread.
+None of them can hold the run back or end it: the UI's writes go through one background thread, the sinks' through
+another.
 """
 
 import contextlib
@@ -13,10 +14,10 @@ from uuid import UUID
 
 from configs.run import RunConfig
 from resources.telemetry.live import IterationView
-from resources.telemetry.sinks import Sink, open_sinks
 from resources.telemetry.spans import TaskSpan
 from tasks.artifacts import RunArtifacts, Sample
 from tasks.retention import Retention
+from tasks.sink_writer import SinkWriter
 from tasks.ui_writer import UiWriter
 
 if TYPE_CHECKING:
@@ -83,9 +84,8 @@ def telemetry_sinks(config: RunConfig, run_dir: Path) -> Iterator[list[Watcher]]
     """Prometheus on a loopback port and the sinks of `telemetry.sinks`, where the config asks for them."""
     with contextlib.ExitStack() as stack:
         watchers: list[Watcher] = []
-        for sink in open_sinks(config.telemetry.sinks, run_dir):
-            stack.callback(sink.close)
-            watchers.append(partial(_write, sink))
+        if config.telemetry.sinks:
+            watchers.append(partial(_write, stack.enter_context(SinkWriter(config.telemetry.sinks, run_dir))))
         if config.telemetry.prometheus_port is not None:
             from resources.telemetry.exporter import PrometheusExporter
 
@@ -95,8 +95,8 @@ def telemetry_sinks(config: RunConfig, run_dir: Path) -> Iterator[list[Watcher]]
         yield watchers
 
 
-def _write(sink: Sink, progress: Progress) -> None:
-    sink.write(progress.iteration, progress.metrics)
+def _write(writer: SinkWriter, progress: Progress) -> None:
+    writer.put(progress.iteration, progress.metrics)
 
 
 def _publish(exporter: "PrometheusExporter", progress: Progress) -> None:

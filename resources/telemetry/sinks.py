@@ -1,7 +1,7 @@
 """Optional sinks for an iteration's metrics: TensorBoard, Weights & Biases, MLflow. Each needs its extra installed."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -15,13 +15,18 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-def _imported(module: str, sink: str, package: str) -> ModuleType:
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+"""Sink -> what it imports; the package that a person installs has the sink's name."""
+
+
+def import_sink(name: str) -> ModuleType:
+    """The module of a sink. Raises ImportError with the way out."""
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(MODULES[name])
     except ImportError as error:
         raise ImportError(
-            f"telemetry.sinks names {sink!r}, which needs the package {package} ({error});"
-            f" install it: pip install 'callsheet[sinks]'"
+            f"telemetry.sinks names {name!r}, which needs the package {name} ({error});"
+            f" install it where Callsheet's sources lie: pip install -e '.[sinks]'"
         ) from error
 
 
@@ -29,9 +34,7 @@ class TensorBoardSink:
     """Event files under RUN_DIR/tensorboard."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._writer = _imported("torch.utils.tensorboard", "tensorboard", "tensorboard").SummaryWriter(
-            str(run_dir / "tensorboard")
-        )
+        self._writer = import_sink("tensorboard").SummaryWriter(str(run_dir / "tensorboard"))
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -45,7 +48,7 @@ class WandbSink:
     """A Weights & Biases run; where it goes (offline, project, key) is that package's own environment."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run: Any = _imported("wandb", "wandb", "wandb").init(name=run_dir.name, dir=str(run_dir))
+        self._run: Any = import_sink("wandb").init(name=run_dir.name, dir=str(run_dir))
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=iteration)
@@ -58,7 +61,7 @@ class MlflowSink:
     """An MLflow run at that package's own tracking address."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._mlflow = _imported("mlflow", "mlflow", "mlflow")
+        self._mlflow = import_sink("mlflow")
         self._mlflow.start_run(run_name=run_dir.name)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -69,16 +72,15 @@ class MlflowSink:
         self._mlflow.end_run()
 
 
-SINKS: dict[str, type[TensorBoardSink] | type[WandbSink] | type[MlflowSink]] = {
+SINKS: dict[str, Callable[[Path], Sink]] = {
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,
 }
 
 
-def open_sinks(names: tuple[str, ...] | list[str], run_dir: Path) -> list[Sink]:
-    """The sinks of `telemetry.sinks`. Raises ValueError for an unknown name, ImportError for a missing extra."""
-    unknown = [name for name in names if name not in SINKS]
-    if unknown:
-        raise ValueError(f"telemetry.sinks has {unknown}; known are {sorted(SINKS)}")
-    return [SINKS[name](run_dir) for name in names]
+def open_sink(name: str, run_dir: Path) -> Sink:
+    """A sink of `telemetry.sinks`. Raises ValueError for an unknown name, ImportError for a missing extra."""
+    if name not in SINKS:
+        raise ValueError(f"telemetry.sinks has {name!r}; known are {sorted(SINKS)}")
+    return SINKS[name](run_dir)

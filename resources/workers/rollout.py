@@ -204,9 +204,9 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         }
 
     @dispatch(Dispatch.BROADCAST)
-    def resume_position(self, state: dict[str, Any]) -> tuple[int, int]:
-        """(epoch, start) to go on from, given what a checkpoint kept; the beginning if the data is other data."""
-        return self.prompts.resume_position(state)
+    def resume_position(self, state: dict[str, Any]) -> Status:
+        """The position to go on from, given what a checkpoint kept; the beginning if the data is other data."""
+        return self.prompts.position_state(*self.prompts.resume_position(state))
 
     @dispatch(Dispatch.BROADCAST)
     def sleep(self) -> None:

@@ -50,6 +50,7 @@ def test_a_failed_iteration_is_left_out_of_the_console_and_the_end_of_a_run_is_n
 
 def test_a_run_name_that_is_taken_is_refused_before_anything_heavy_is_imported(run_dir: Path):
     (run_dir / "demo").mkdir()
+    (run_dir / "demo" / "config.yaml").touch()
     code = (
         "import sys; from flows.cli import main\n"
         f"code = main(['train', 'quickstart', '--set', 'name=demo', '--set', 'run_dir={run_dir}'])\n"

@@ -74,6 +74,7 @@ def test_a_retried_flow_run_goes_on_and_repeats_no_finished_step(undisturbed: Pa
         ppo.with_options(retries=1)(config)
     assert not injector.left
     assert [event["iteration"] for event in events_of(run_dir / "retried", "resumed")] == [2]
+    assert events_of(run_dir / "retried", "config-changed") == []
     assert_same_run(run_dir / "retried", undisturbed)
 
 
@@ -89,6 +90,7 @@ def test_other_data_starts_at_its_beginning_and_says_so(undisturbed: Path, run_d
     ppo(config, str(run_dir / "other-data"))
     changed = events_of(run_dir / "other-data", "data-changed")
     assert [(event["epoch"], event["start"]) for event in changed] == [(0, 0)]
+    assert [event["iteration"] for event in events_of(run_dir / "other-data", "config-changed")] == [ITERATIONS]
     assert [line["iteration"] for line in metrics_of(run_dir / "other-data")] == list(range(ITERATIONS + 1))
 
 

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from prefect import flow
 
 from configs.run import RunConfig
 from flows.ppo import ppo
 from resources.run_directory import read_lines
 from resources.samples import read_samples_of, sample_files
-from tasks.session import current_session
+from tasks.rebuild import _move
+from tasks.run_folder import open_directory
+from tasks.session import current_session, open_session
+from tasks.shrink import shrink
 from tasks.watchers import Progress, watching
 from tests.tasks.local_cast import small_config
 
@@ -57,6 +62,50 @@ def test_an_agent_with_a_stock_client_plays_the_episodes_that_are_trained_on(tmp
     assert [{row["policy_version"] for row in read_samples_of(path)} for path in files.values()] == [{0}, {1}]
     # The engines' log-probs are the actor's: they sampled with these very weights, through the client.
     assert all(line["rollout/log_prob_gap"] < 1e-3 for line in metrics)
+
+
+def test_a_run_on_servers_that_is_resumed_with_other_data_begins_it_anew_and_says_so(tmp_path: Path):
+    config = served(
+        tmp_path, "resumed", "iterations=1", "rollout.engine=huggingface", "rollout.scripted=null",
+        "validation.every=1",
+    )  # fmt: skip
+    # Bringing the weights to the engines measures something too, before the first iteration.
+    summary = ppo(config)
+    [line] = lines(config)
+    assert summary["accuracy_before"] == summary["accuracy_after"] == line["validation/accuracy"]
+
+    path = tmp_path / "resumed" / "config.yaml"
+    stored = yaml.safe_load(path.read_text())
+    stored["iterations"] = 3
+    stored["data"]["sources"][0]["seed"] += 1
+    path.write_text(yaml.safe_dump(stored))
+    ppo(config, str(tmp_path / "resumed"))
+    changed = [event for event in lines(config, "events.jsonl") if event["kind"] == "data-changed"]
+    assert [(event["before"]["start"], event["epoch"], event["start"]) for event in changed] == [(8, 0, 0)]
+
+
+def test_a_replica_that_a_smaller_pool_has_no_place_for_is_gone_from_the_run(tmp_path: Path):
+    config = served(
+        tmp_path, "smaller", "pools.engines={bundles: 3}", "roles.rollout.workers=3", "recovery.allow_smaller=true",
+        "rollout.scripted.seconds_per_token=0", script=SCRIPT,
+    )  # fmt: skip
+
+    @flow
+    def lose_a_bundle() -> None:
+        config_left, directory = open_directory(config, None)
+        with open_session(config_left, directory) as run:
+            run.cast()
+            names.append(sorted(run.groups))
+            run.config = shrink(run.config, {"engines"})
+            _move(run, {"engines"})
+            names.append(sorted(run.groups))
+        directory.release()
+
+    names: list[list[str]] = []
+    lose_a_bundle()
+    before, after = names
+    assert {"rollout.0", "rollout.1", "rollout.2"} < set(before)
+    assert after == [name for name in before if name != "rollout.2"]
 
 
 def test_an_engine_that_dies_under_load_costs_an_iteration_and_no_request(tmp_path: Path):

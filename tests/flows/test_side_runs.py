@@ -63,7 +63,7 @@ def test_fitting_alone_leaves_a_model_folder(tmp_path: Path):
 def test_a_folder_of_something_done_alone_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     supervised(small_config(f"run_dir={tmp_path}", "name=fit", "sft.steps=1", "sft.batch_size=8"))
     assert resume(tmp_path / "fit") == REFUSED
-    assert "fit is of `callsheet sft` or `evaluate`, which begin anew: call that again" in capsys.readouterr().err
+    assert "begin anew: call that again under another name (--set name=...)" in capsys.readouterr().err
 
 
 def test_a_reward_model_without_pairs_is_refused_and_leaves_no_folder(tmp_path: Path):

@@ -5,13 +5,24 @@ from pathlib import Path
 import pytest
 
 from configs.load import dump_config, load_config
-from resources.run_directory import SIDE_RUN, RunDirectory, RunDirectoryError, read_lines
+from resources.run_directory import SIDE_RUN, RunDirectory, RunDirectoryError, check_free, read_lines
 
 
 def test_an_existing_run_is_refused_with_the_way_out(run_dir: Path):
-    RunDirectory.create(run_dir, "demo").release()
-    with pytest.raises(RunDirectoryError, match="callsheet resume"):
+    run = RunDirectory.create(run_dir, "demo")
+    run.write_config({})
+    with pytest.raises(RunDirectoryError, match=r"demo exists; resume it \(callsheet resume .*demo\), or give the new"):
         RunDirectory.create(run_dir, "demo")
+
+
+def test_what_cannot_be_resumed_is_not_said_to_be(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    with pytest.raises(RunDirectoryError, match=r"holds no config.yaml.*: remove it, or give the new run another name"):
+        check_free(run_dir, "demo")
+    run.write_config({})
+    run.event(SIDE_RUN)
+    with pytest.raises(RunDirectoryError, match=r"of `callsheet sft` .* cannot be resumed: remove it, or give the new"):
+        check_free(run_dir, "demo")
 
 
 def test_a_run_in_use_cannot_be_acquired_again(run_dir: Path):

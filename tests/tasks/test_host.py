@@ -130,6 +130,23 @@ def test_a_missing_column_is_named(hosts: HostSet):
     hosts.drop("four")
 
 
+@step(role="critic")
+def name_groups() -> StepResult:
+    return StepResult(facts={"groups": sorted(host().groups)})
+
+
+def test_a_group_that_is_not_attached_again_is_gone_from_every_host(hosts: HostSet):
+    @flow(task_runner=ON_POOLS, persist_result=False)
+    def iteration():
+        return collect([name_groups.submit()], 60)[0].facts["groups"]
+
+    hosts.attach({"rollout.0": 1.0, "rollout.1": 2.0})
+    hosts.attach({"rollout.0": 1.0, "offset": 10.0})
+    assert iteration() == ["offset", "rollout.0"]
+    hosts.restart(["training"])
+    assert iteration() == ["offset", "rollout.0"]
+
+
 def test_clocks_of_the_nodes_are_compared(hosts: HostSet):
     (offset,) = hosts.clock_offsets().values()
     assert abs(offset.seconds) <= offset.error

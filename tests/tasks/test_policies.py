@@ -1,5 +1,6 @@
 """Losses that are no numbers: skipped and counted, or the end, as the config says; never silently."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_one_step_more_than_allowed_ends_the_run(directory: RunDirectory):
     state = RunState(iteration=41, nan_steps=3)
     with pytest.raises(NanLossError, match=r"iteration 41: .* in 4 optimizer steps .* allows 3"):
         check_nan_policy(RecoveryConfig(max_nan_steps=3), directory, state, {"actor/skipped_steps": 1.0})
+
+
+def test_the_file_and_the_keys_to_change_are_named(directory: RunDirectory):
+    metrics = {"actor/skipped_steps": 1.0, "critic/skipped_steps": 2.0}
+    said = (
+        f"lower actor.optimizer.lr and critic.optimizer.lr in {directory.path}/config.yaml and go on with: "
+        f"callsheet resume {directory.path}"
+    )
+    with pytest.raises(NanLossError, match=re.escape(said)):
+        check_nan_policy(RecoveryConfig(max_nan_steps=1), directory, RunState(), metrics)
 
 
 def test_stop_means_the_first_one(directory: RunDirectory):

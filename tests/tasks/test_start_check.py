@@ -1,5 +1,6 @@
 """What is refused before anything is started: graders and hooks that are not there or take other arguments."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def grader(**fields: str) -> str:
 def test_a_run_that_can_start_is_not_refused():
     assert refused() == []
     assert refused(grader(kind="python", function=f"'{HERE}:of_a_group'", is_group_wise="true")) == []
+
+
+def test_a_sink_whose_package_is_missing_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    [problem] = refused("telemetry.sinks=[tensorboard, wandb]")
+    assert problem.startswith("telemetry.sinks: telemetry.sinks names 'wandb', which needs the package wandb (")
+    assert problem.endswith("pip install -e '.[sinks]'")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+import tasks.supervised
 from configs.load import check_config, dump_config
 from configs.model import LoraConfig, ModelConfig
 from configs.run import RunConfig
@@ -137,6 +139,29 @@ def test_a_reward_model_with_adapters_keeps_its_trunk_and_is_exported_merged(tmp
         torch.testing.assert_close(model(ids).logits[:, 0], scalar.read(ids)[:, -1], atol=1e-5, rtol=1e-5)
     merged = model.model.layers[0].self_attn.q_proj.weight
     assert not torch.equal(merged, trunk["model.layers.0.self_attn.q_proj.base_layer.weight"])
+
+
+def test_a_fit_in_many_calls_ends_with_the_weights_of_one_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    config = small_config(pairs(tmp_path / "pairs.jsonl", 40))
+    weights, results, asked = [], [], []
+
+    class Counted(LocalGroup):
+        def submit(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+            asked.append((method, tasks.supervised.STEPS_PER_CALL))
+            return super().submit(method, *args, timeout=timeout, **kwargs)
+
+    for steps_per_call in (2, 5):
+        monkeypatch.setattr("tasks.supervised.STEPS_PER_CALL", steps_per_call)
+        run = reward_run(config)
+        run.context.groups["reward_trainer"] = Counted("reward_trainer", run.context.group("reward_trainer").workers)
+        at = replace(run.state.stamp(config, 1), count=20)
+        with use_host(run.context):
+            rows = call_step(preferences, at)
+            results.append(call_step(reward_model_fit, at, rows, 5))
+        weights.append(run.context.group("reward_trainer").workers[0].module.state_dict())
+    assert asked == [("update", 2), ("update", 2), ("update", 2), ("update", 5)]
+    assert results[0].metrics == pytest.approx(results[1].metrics)
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 def test_micro_batches_hold_whole_pairs_on_every_rank():

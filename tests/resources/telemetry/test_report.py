@@ -16,7 +16,7 @@ from resources.telemetry.exporter import PrometheusExporter
 from resources.telemetry.html_report import render_html
 from resources.telemetry.recorder import SPANS_FILE
 from resources.telemetry.report import build_report, role_table
-from resources.telemetry.sinks import open_sinks
+from resources.telemetry.sinks import open_sink
 from resources.telemetry.spans import RankSpan
 from resources.telemetry.text_report import render_text
 from resources.telemetry.timeline_image import timeline_data_uri, timeline_svg
@@ -222,10 +222,10 @@ def test_prometheus_serves_the_last_step_on_loopback_and_frees_its_port():
 
 
 def test_an_unknown_sink_and_a_missing_extra_say_the_way_out(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"telemetry\.sinks has \['carrier-pigeon'\]; known are"):
-        open_sinks(["carrier-pigeon"], tmp_path)
+    with pytest.raises(ValueError, match=r"telemetry\.sinks has 'carrier-pigeon'; known are"):
+        open_sink("carrier-pigeon", tmp_path)
     try:
         import mlflow  # noqa: F401
     except ImportError:
-        with pytest.raises(ImportError, match=r"pip install 'callsheet\[sinks\]'"):
-            open_sinks(["mlflow"], tmp_path)
+        with pytest.raises(ImportError, match=r"pip install -e '\.\[sinks\]'"):
+            open_sink("mlflow", tmp_path)

@@ -188,9 +188,12 @@ def test_validation_prompts_are_the_same_each_time_and_held_out(scripted):
 
 def test_a_resumed_position_is_that_of_the_same_data(scripted):
     status, _ = scripted.sample(0, 0, 6, 1, 0)
-    assert scripted.resume_position(status["next_position"]) == (0, 6)
+    saved = status["next_position"]
+    assert scripted.resume_position(saved) == saved == {"epoch": 0, "start": 6, "identity": saved["identity"]}
     other = build(data=DATA.model_copy(update={"sources": [SourceConfig(name="s", kind="sorting", size=99)]}))
-    assert other.resume_position(status["next_position"]) == (0, 0)
+    begun_anew = other.resume_position(saved)
+    assert (begun_anew["epoch"], begun_anew["start"]) == (0, 0)
+    assert begun_anew["identity"] != saved["identity"]
 
 
 def test_ranks_that_do_not_divide_into_engines_are_refused():
