@@ -15,6 +15,9 @@ Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 KlPlace = Literal["reward", "loss"]
 KlEstimator = Literal["k1", "k2", "k3", "k1-straight-through", "k3-straight-through"]
 
+ESTIMATOR_AT: dict[KlPlace, KlEstimator] = {"reward": "k1", "loss": "k3"}
+"""Of a KL that is moved out of the place that the paper gives it: the gradient of k1 in a loss is 0 on average, and
+that of k2 or k3 in a reward is not the KL's."""
 _NO_LOWER_BOUND = 10.0
 """1 - 10 is below any ratio, so the lower clip never acts."""
 

@@ -147,6 +147,14 @@ def kl_settings_act(config: "RunConfig") -> Iterator[Problem]:
         rule = f"an iteration has {rows} rows, and a move of {_MAX_KL_ERROR} x rows / horizon could turn coef negative"
         least = f"set it above {_MAX_KL_ERROR * rows:g}, for example to {20 * rows}"
         yield Problem("algorithm.kl.horizon", kl.horizon, rule, least)
+    if (
+        kl.coef
+        and kl.estimator == "k1"
+        and config.algorithm.resolved().kl_place == "loss"
+        and not config.algorithm.loss
+    ):
+        rule = "in a loss the gradient of k1 is 0 on average, so that nothing would pull"
+        yield Problem("algorithm.kl.estimator", "k1", rule, "use k1-straight-through, k2 or k3, or place: reward")
     if kl.refresh_every is not None and config.model.lora is not None:
         rule = "with model.lora the reference is the base model, which never changes"
         yield Problem("algorithm.kl.refresh_every", kl.refresh_every, rule, "leave it out, or train without LoRA")

@@ -13,6 +13,16 @@ def test_a_target_kl_with_no_second_step_to_leave_out_is_refused():
     assert problems("quickstart", "algorithm.target_kl=0.1", ONE_STEP[0]) == []
 
 
+def test_an_estimator_without_a_gradient_in_the_loss_is_refused():
+    kl = "algorithm.kl={coef: 0.1, place: %s, estimator: %s}"
+    assert the_problem("quickstart", kl % ("loss", "k1")) == (
+        "algorithm.kl.estimator is 'k1'; in a loss the gradient of k1 is 0 on average, so that nothing would pull; "
+        "use k1-straight-through, k2 or k3, or place: reward"
+    )
+    for place, estimator in (("reward", "k1"), ("loss", "k1-straight-through"), ("loss", "null")):
+        assert problems("quickstart", kl % (place, estimator)) == []
+
+
 def test_a_lower_bound_that_a_rejection_does_not_read_is_refused():
     lower = "algorithm.correction.lower=0.5"
     said = the_problem("quickstart", "algorithm.correction.mode=reject-k3", lower)

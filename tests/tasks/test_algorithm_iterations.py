@@ -142,7 +142,7 @@ def test_the_kl_in_the_reward_is_paid_at_the_coefficient_of_the_iteration(small_
 
 def test_the_kl_in_the_loss_weighs_what_the_controller_says_it_does(small_cast: SmallCast):
     """The second iteration has a distance to the reference: far below the target, so the coefficient falls by 0.02."""
-    adaptive = "algorithm.kl={coef: 0.5, place: loss, estimator: k3, controller: adaptive, target: 6.0, horizon: 320}"
+    adaptive = "algorithm.kl={coef: 0.5, place: loss, controller: adaptive, target: 6.0, horizon: 320}"
     options = ("algorithm.name=rloo", "algorithm.aggregation=token-mean", "algorithm.num_mini_batches=1")
     run = small_cast.run(small_config(adaptive, *options, "actor.optimizer.lr=1e-2"), fresh=["actor"])
     run.iterate()
