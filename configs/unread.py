@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
+from configs.layout import placed
 from configs.run import RunConfig
 
 
@@ -23,7 +24,7 @@ def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "critic", f"{algorithm.name} has no critic"
     yield from _of_the_kl(config)
     yield from _of_the_data(config)
-    if config.pools[config.roles["rollout"].pool].accelerator == "none":
+    if config.pools[placed(config, "rollout").pool].accelerator == "none":
         for key in _given(config.rollout, ["gpu_memory_fraction"]):
             yield f"rollout.{key}", "the pool of the rollout has no accelerators"
     roles = {"actor": config.actor, "critic": config.critic}
