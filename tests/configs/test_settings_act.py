@@ -23,6 +23,24 @@ def test_an_estimator_without_a_gradient_in_the_loss_is_refused():
         assert problems("quickstart", kl % (place, estimator)) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        (["algorithm.kl.coef=0.1"], True),
+        (["algorithm.kl={coef: 0.1, place: loss}"], False),
+        (["algorithm.kl.coef=0.1", "distillation.task_reward_weight=0.5"], False),
+        (["algorithm.kl.coef=0.1", "algorithm.name=reinforce_plus_plus", "distillation.task_reward_weight=0"], True),
+        (["algorithm.kl.coef=0.1", "algorithm.name=reinforce_plus_plus"], False),
+    ],
+)
+def test_a_kl_in_the_reward_of_a_task_without_weight_is_refused(settings: list[str], is_refused: bool):
+    found = problems("quickstart-distillation", "roles.reference={pool: main}", *settings)
+    assert found == [
+        "algorithm.kl.place is 'reward'; a KL in the reward is a part of the task's advantages, whose "
+        "distillation.task_reward_weight is 0; set it to loss, or give the task a weight"
+    ] * is_refused  # fmt: skip
+
+
 def test_a_lower_bound_that_a_rejection_does_not_read_is_refused():
     lower = "algorithm.correction.lower=0.5"
     said = the_problem("quickstart", "algorithm.correction.mode=reject-k3", lower)
