@@ -197,6 +197,10 @@ def correction_acts(config: "RunConfig") -> Iterator[Problem]:
     if correction.mode in ("reject-k2", "reject-k3") and correction.lower > 0.0:
         rule = f"{correction.mode} rejects what is above `upper`; a mean KL near 0 is what is wanted"
         yield Problem("algorithm.correction.lower", correction.lower, rule, "set it to 0")
+    oldest, depth = correction.max_staleness, config.async_depth
+    if oldest is not None and oldest < depth and not config.rollout.servers.updates_while_sampling:
+        rule = f"async_depth is {depth}, so that all rows but the first are as old, and none would be trained on"
+        yield Problem("algorithm.correction.max_staleness", oldest, rule, f"set it to {depth} or more")
     if config.algorithm.name == "decoupled_ppo" and correction.mode not in (None, "off"):
         rule = "decoupled_ppo weighs its loss towards the policy that sampled, and would do so twice"
         yield Problem("algorithm.correction.mode", correction.mode, rule, "set it to off, or use algorithm.name ppo")

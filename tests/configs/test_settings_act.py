@@ -48,6 +48,21 @@ def test_a_lower_bound_that_a_rejection_does_not_read_is_refused():
     assert problems("quickstart", "algorithm.correction.mode=reject-k1", lower) == []
 
 
+AHEAD = ["pools.engines={nodes: [2], cpus_per_bundle: 2}", "roles.rollout={pool: engines}", "async_depth=2"]
+MID_SAMPLING = ["rollout.servers={enabled: true, updates_while_sampling: true}", "rollout.weight_sync=object_store"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "more", "is_refused"), [(0, [], True), (1, [], True), (2, [], False), (1, MID_SAMPLING, False)]
+)
+def test_a_bound_on_age_that_no_row_sampled_ahead_keeps_is_refused(bound: int, more: list[str], is_refused: bool):
+    found = problems("quickstart-grpo", *AHEAD, f"algorithm.correction.max_staleness={bound}", *more)
+    assert found == [
+        f"algorithm.correction.max_staleness is {bound}; async_depth is 2, so that all rows but the first are as old, "
+        "and none would be trained on; set it to 2 or more"
+    ] * is_refused  # fmt: skip
+
+
 def test_decoupled_ppo_is_not_corrected_twice():
     decoupled = "algorithm.name=decoupled_ppo"
     said = the_problem("quickstart", decoupled, "algorithm.correction.mode=icepop")
