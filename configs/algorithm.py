@@ -123,6 +123,8 @@ class AlgorithmConfig(Config):
     overlong: OverlongConfig | None = None
     pass_k: Count = 2
     """k of the pass@k advantage."""
+    pass_threshold: float = 0.5
+    """A response whose score, weights and all, is above this counts as right for the pass@k advantage."""
     covariance_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of tokens that clip-cov and kl-cov act on."""
     covariance_kl_coef: Annotated[float, Field(gt=0.0)] = 1.0
@@ -184,6 +186,7 @@ class AlgorithmConfig(Config):
             ),
             dynamic_sampling=_first(self.dynamic_sampling.enabled, vetted.dynamic_sampling),
             pass_k=self.pass_k,
+            pass_threshold=self.pass_threshold,
             covariance_fraction=_first(self.covariance_fraction, vetted.covariance_fraction),
             covariance_kl_coef=self.covariance_kl_coef,
             soft_temperature_positive=self.soft_temperature_positive,

@@ -111,6 +111,7 @@ READERS: dict[str, tuple[AlgorithmName, ...]] = {
     "clip_ratio_high": _CLIPPED,
     "clip_ratio_dual": _CLIPPED_AS_PPO,
     "pass_k": ("pass_at_k",),
+    "pass_threshold": ("pass_at_k",),
     "covariance_fraction": ("clip_cov", "kl_cov"),
     "covariance_kl_coef": ("kl_cov",),
     "soft_temperature_positive": ("sapo",),
@@ -139,6 +140,7 @@ class ResolvedAlgorithm:
     kl_estimator: KlEstimator
     dynamic_sampling: bool
     pass_k: int
+    pass_threshold: float
     covariance_fraction: float
     covariance_kl_coef: float
     soft_temperature_positive: float

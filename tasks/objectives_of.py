@@ -65,6 +65,7 @@ def advantage_function(config: RunConfig, kl_coef: float, seed: int) -> Callable
         "kl_coef": kl_coef,
         "kl_estimator": algorithm.kl_estimator,
         "pass_k": algorithm.pass_k,
+        "pass_threshold": algorithm.pass_threshold,
         "correction_lower": config.algorithm.correction.lower,
         "correction_upper": config.algorithm.correction.upper,
         "covariance_fraction": algorithm.covariance_fraction,

@@ -76,6 +76,31 @@ def test_a_curriculum_whose_prompts_cannot_be_solved_is_refused():
     assert problems("quickstart", *curriculum, "data.solved_score=0.5") == []
 
 
+PASS = ["algorithm.name=pass_at_k", "rollout.group_size=8"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], None),
+        (["algorithm.kl={coef: 0.1, place: loss}"], None),
+        (["algorithm.kl={coef: 0.1, place: reward}"], "algorithm.kl.place is 'reward'; pass@k compares a score with "),
+        (
+            ["reward.graders.0.weight=0.5"],
+            "pass_threshold is 0.5; the best answer to source 'sorting' scores 0.5, so t",
+        ),
+        (["reward.graders.0.weight=0.5", "algorithm.pass_threshold=0.25"], None),
+        (["reward.graders.0.weight=0.51"], None),
+        (["reward.clip=0.5"], "pass_threshold is 0.5; scores are clipped to reward.clip = 0.5, so that no answer"),
+        (["reward.clip=0.5", "algorithm.pass_threshold=0.4"], None),
+    ],
+)
+def test_pass_at_k_whose_right_answers_count_as_wrong_is_refused(settings: list[str], said: str | None):
+    found = problems("quickstart-grpo", *PASS, *settings)
+    assert len(found) == (said is not None), found
+    assert said is None or said in found[0]
+
+
 def test_a_critic_built_here_is_no_reward_model():
     model = "critic.model={build: tiny, shape: {num_layers: 1, hidden_size: 8, intermediate_size: 8, num_heads: 1"
     said = the_problem("quickstart", f"{model}, vocab_size: 128}}}}", "critic.from_reward_model=true")

@@ -153,6 +153,16 @@ def test_the_kl_in_the_loss_weighs_what_the_controller_says_it_does(small_cast: 
     assert weight == pytest.approx(0.49, rel=1e-3)
 
 
+def test_pass_at_k_learns_from_right_answers_that_weigh_little(small_cast: SmallCast):
+    graders = "reward.graders=[{name: exact, kind: rule, function: exact_answer, weight: 0.5}]"
+    options = ("algorithm.name=pass_at_k", "algorithm.pass_threshold=0.25", graders)
+    run = small_cast.run(small_config(*options), fresh=["reward"])
+    metrics = run.iterate()
+    run.context.groups["reward"].call("close")
+    assert 0.0 < metrics["reward/score_mean"] < 0.5
+    assert metrics["advantage/magnitude"] > 0.0
+
+
 def test_an_iteration_stops_at_its_target_kl_and_not_before(small_cast: SmallCast):
     steps = {}
     for target in (1e-12, 10.0):  # of four steps the first is taken in any case: nothing has moved before it

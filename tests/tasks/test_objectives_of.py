@@ -60,6 +60,7 @@ def advantage_of(config: RunConfig) -> partial:
         ("algorithm.whiten_advantages=false", advantage_of, "whiten_advantages"),
         ("algorithm.scale_by_std=true", advantage_of, "scale_by_std"),
         ("algorithm.pass_k=5", advantage_of, "pass_k"),
+        ("algorithm.pass_threshold=0.25", advantage_of, "pass_threshold"),
         ("algorithm.bootstrap_truncated=true", advantage_of, "bootstrap_truncated"),
         ("algorithm.correction.mode=icepop", advantage_of, "correction"),
         ("algorithm.correction.lower=0.5", advantage_of, "correction_lower"),
