@@ -89,7 +89,7 @@ class Ours:
         self.reference = ReferenceWorker(model, config.actor, seed, threads=threads)
         self.rollout = RolloutWorker(config.rollout, model, config.data, seed, threads=threads)
         self.rollout.siblings = {"actor": self.actor}
-        self.loss = actor_loss(config)
+        self.loss = actor_loss(config, config.algorithm.kl.coef)
 
     def sample(self, iteration: int) -> TensorDict:
         """The rollout batch."""

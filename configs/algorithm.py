@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from configs.algorithm_defaults import (
     DEFAULTS,
+    ESTIMATOR_AT,
     READERS,
     Aggregation,
     AlgorithmName,
@@ -26,7 +27,7 @@ class KlConfig(Config):
     place: KlPlace | None = None
     """`reward`: subtracted from the token rewards (PPO); `loss`: added to the loss (GRPO). null: as in the paper."""
     estimator: KlEstimator | None = None
-    """null: as in the paper of `algorithm.name`."""
+    """null: as in the paper of `algorithm.name`; with the other `place` k1 in the reward and k3 in the loss."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: Annotated[float, Field(gt=0.0)] = 6.0
     """KL per sequence that the adaptive controller steers to."""
@@ -122,6 +123,8 @@ class AlgorithmConfig(Config):
     overlong: OverlongConfig | None = None
     pass_k: Count = 2
     """k of the pass@k advantage."""
+    pass_threshold: float = 0.5
+    """A response whose score, weights and all, is above this counts as right for the pass@k advantage."""
     covariance_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of tokens that clip-cov and kl-cov act on."""
     covariance_kl_coef: Annotated[float, Field(gt=0.0)] = 1.0
@@ -163,6 +166,7 @@ class AlgorithmConfig(Config):
     def resolved(self) -> ResolvedAlgorithm:
         """Every knob decided: the user's value where there is one, else the vetted value of `name`."""
         vetted = DEFAULTS[self.name]
+        place = _first(self.kl.place, vetted.kl_place)
         return ResolvedAlgorithm(
             name=self.name,
             gamma=self.gamma,
@@ -176,10 +180,13 @@ class AlgorithmConfig(Config):
             entropy_coef=self.entropy_coef,
             aggregation=_first(self.aggregation, vetted.aggregation),
             kl_coef=self.kl.coef,
-            kl_place=_first(self.kl.place, vetted.kl_place),
-            kl_estimator=_first(self.kl.estimator, vetted.kl_estimator),
+            kl_place=place,
+            kl_estimator=_first(
+                self.kl.estimator, vetted.kl_estimator if place == vetted.kl_place else ESTIMATOR_AT[place]
+            ),
             dynamic_sampling=_first(self.dynamic_sampling.enabled, vetted.dynamic_sampling),
             pass_k=self.pass_k,
+            pass_threshold=self.pass_threshold,
             covariance_fraction=_first(self.covariance_fraction, vetted.covariance_fraction),
             covariance_kl_coef=self.covariance_kl_coef,
             soft_temperature_positive=self.soft_temperature_positive,

@@ -15,6 +15,9 @@ Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 KlPlace = Literal["reward", "loss"]
 KlEstimator = Literal["k1", "k2", "k3", "k1-straight-through", "k3-straight-through"]
 
+ESTIMATOR_AT: dict[KlPlace, KlEstimator] = {"reward": "k1", "loss": "k3"}
+"""Of a KL that is moved out of the place that the paper gives it: the gradient of k1 in a loss is 0 on average, and
+that of k2 or k3 in a reward is not the KL's."""
 _NO_LOWER_BOUND = 10.0
 """1 - 10 is below any ratio, so the lower clip never acts."""
 
@@ -108,6 +111,7 @@ READERS: dict[str, tuple[AlgorithmName, ...]] = {
     "clip_ratio_high": _CLIPPED,
     "clip_ratio_dual": _CLIPPED_AS_PPO,
     "pass_k": ("pass_at_k",),
+    "pass_threshold": ("pass_at_k",),
     "covariance_fraction": ("clip_cov", "kl_cov"),
     "covariance_kl_coef": ("kl_cov",),
     "soft_temperature_positive": ("sapo",),
@@ -136,6 +140,7 @@ class ResolvedAlgorithm:
     kl_estimator: KlEstimator
     dynamic_sampling: bool
     pass_k: int
+    pass_threshold: float
     covariance_fraction: float
     covariance_kl_coef: float
     soft_temperature_positive: float

@@ -147,6 +147,14 @@ def kl_settings_act(config: "RunConfig") -> Iterator[Problem]:
         rule = f"an iteration has {rows} rows, and a move of {_MAX_KL_ERROR} x rows / horizon could turn coef negative"
         least = f"set it above {_MAX_KL_ERROR * rows:g}, for example to {20 * rows}"
         yield Problem("algorithm.kl.horizon", kl.horizon, rule, least)
+    if (
+        kl.coef
+        and kl.estimator == "k1"
+        and config.algorithm.resolved().kl_place == "loss"
+        and not config.algorithm.loss
+    ):
+        rule = "in a loss the gradient of k1 is 0 on average, so that nothing would pull"
+        yield Problem("algorithm.kl.estimator", "k1", rule, "use k1-straight-through, k2 or k3, or place: reward")
     if kl.refresh_every is not None and config.model.lora is not None:
         rule = "with model.lora the reference is the base model, which never changes"
         yield Problem("algorithm.kl.refresh_every", kl.refresh_every, rule, "leave it out, or train without LoRA")
@@ -189,6 +197,10 @@ def correction_acts(config: "RunConfig") -> Iterator[Problem]:
     if correction.mode in ("reject-k2", "reject-k3") and correction.lower > 0.0:
         rule = f"{correction.mode} rejects what is above `upper`; a mean KL near 0 is what is wanted"
         yield Problem("algorithm.correction.lower", correction.lower, rule, "set it to 0")
+    oldest, depth = correction.max_staleness, config.async_depth
+    if oldest is not None and oldest < depth and not config.rollout.servers.updates_while_sampling:
+        rule = f"async_depth is {depth}, so that all rows but the first are as old, and none would be trained on"
+        yield Problem("algorithm.correction.max_staleness", oldest, rule, f"set it to {depth} or more")
     if config.algorithm.name == "decoupled_ppo" and correction.mode not in (None, "off"):
         rule = "decoupled_ppo weighs its loss towards the policy that sampled, and would do so twice"
         yield Problem("algorithm.correction.mode", correction.mode, rule, "set it to off, or use algorithm.name ppo")

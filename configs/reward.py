@@ -6,12 +6,22 @@ from pydantic import Field, model_validator
 
 from configs.base import Config, Count, Items, Seconds, Strings
 from configs.model import ModelConfig
+from configs.problems import as_written
 
 RULES = (
     "exact_answer", "positions_right", "numeric_answer", "math_answer", "response_format", "overlong_penalty",
     "reasoning_gym_answer", "environment_score",
 )  # fmt: skip
 """What `kind: rule` may name; tasks/rewards/table.py has them."""
+
+
+_READERS: dict[str, tuple[str, ...]] = {
+    "is_group_wise": ("python", "http"),
+    "options": ("rule", "python", "judge", "http", "sandbox"),
+    "timeout_seconds": ("rule", "python", "judge", "http", "sandbox"),
+    "sandbox": ("sandbox",),
+}
+"""Setting of a grader -> the kinds that read it: the others see one response at a time, or wait for nobody."""
 
 
 class JudgeConfig(Config):
@@ -62,7 +72,7 @@ class GraderConfig(Config):
     sources: Strings = ()
     """Data sources this grader scores; all of them when empty."""
     is_group_wise: bool = False
-    """The function gets all responses to a prompt at once."""
+    """The function (`python`) or service (`http`) gets all responses to a prompt at once."""
     options: dict[str, Any] = Field(default_factory=dict)
     model: ModelConfig | None = None
     judge: JudgeConfig | None = None
@@ -96,8 +106,14 @@ class GraderConfig(Config):
                 f"grader {self.name!r} names rule {self.function!r}; the rules are {sorted(RULES)}, and a function of "
                 "yours has kind python"
             )
-        if self.kind == "rule" and self.is_group_wise:
-            raise ValueError(f"grader {self.name!r} is group-wise, and rules see one response at a time; remove it")
+        for setting, readers in _READERS.items():
+            value, field = getattr(self, setting), type(self).model_fields[setting]
+            if self.kind not in readers and value != field.get_default(call_default_factory=True):
+                kinds = " and ".join(readers)
+                raise ValueError(
+                    f"grader {self.name!r} is of kind {self.kind} and has {setting} {as_written(value)}, which {kinds} "
+                    "alone read; remove it, or correct kind"
+                )
         return self
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 _METRIC_ROLES = ("validation", "reward", "rollout", "advantage", "actor", "critic", "teacher", "reward_model", "sft")
 
+_AT_MOST_ONE = ("exact_answer", "positions_right", "numeric_answer", "math_answer", "overlong_penalty")
+"""Rules whose best score is 1, or 0 of the penalty."""
+
 
 def graders_cover_sources(config: "RunConfig") -> Iterator[Problem]:
     """Every source has a grader, every grader a source, and names are told apart."""
@@ -53,6 +56,27 @@ def length_is_punished_once(config: "RunConfig") -> Iterator[Problem]:
     if named and config.algorithm.overlong is not None:
         rule = f"grader {named[0]!r} is an overlong_penalty, so that long responses would be punished twice"
         yield Problem("algorithm.overlong", "given", rule, "remove one of the two")
+
+
+def right_answers_are_told(config: "RunConfig") -> Iterator[Problem]:
+    """pass@k compares a score with a threshold; where none can pass it, or a KL is in it, right is taken for wrong."""
+    algorithm, clip = config.algorithm, config.reward.clip
+    if algorithm.name != "pass_at_k" or algorithm.advantage is not None:
+        return
+    threshold, path = algorithm.pass_threshold, "algorithm.pass_threshold"
+    if algorithm.kl.coef and algorithm.kl.place == "reward":
+        rule = "pass@k compares a score with pass_threshold, and a KL in it would turn right answers into wrong ones"
+        yield Problem("algorithm.kl.place", "reward", rule, "set it to loss, or leave it out")
+    if clip is not None and clip <= threshold:
+        rule = f"scores are clipped to reward.clip = {clip:g}, so that no answer counts as right"
+        yield Problem(path, threshold, rule, f"set it below {clip:g}, or raise reward.clip")
+    for source in config.data.sources:
+        scoring = [one for one in config.reward.graders if not one.sources or source.name in one.sources]
+        most = sum(one.weight * (one.function != "overlong_penalty") for one in scoring)
+        is_known = all(one.function in _AT_MOST_ONE and one.weight >= 0 for one in scoring)
+        if scoring and is_known and most <= threshold and not config.reward.normalise:
+            rule = f"the best answer to source {source.name!r} scores {most:g}, so that none counts as right"
+            yield Problem(path, threshold, rule, f"set it to {most / 2:g}, or raise reward.graders.*.weight")
 
 
 def validation_has_prompts(config: "RunConfig") -> Iterator[Problem]:
@@ -105,6 +129,7 @@ RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
     rewards_can_differ,
     length_is_punished_once,
+    right_answers_are_told,
     validation_has_prompts,
     held_out_rows_are_others,
     best_checkpoint_is_measured,

@@ -21,6 +21,7 @@ def teachers_are_routed(config: "RunConfig") -> Iterator[Problem]:
     if config.teachers and config.distillation is None and config.algorithm.name != "distillation":
         yield Problem("teachers", len(config.teachers), "there is no distillation section", "add it, or remove them")
     yield from _top_k_leaves_a_rest(config)
+    yield from _kl_is_paid(config)
     known = {source.name for source in config.data.sources}
     names = Counter(teacher.name for teacher in config.teachers)
     for name in [name for name, times in names.items() if times > 1]:
@@ -44,6 +45,16 @@ def _top_k_leaves_a_rest(config: "RunConfig") -> Iterator[Problem]:
         return
     rule = f"model.shape.vocab_size is {shape.vocab_size}, and the tokens beside the likeliest are one cell"
     yield Problem("distillation.top_k", given.top_k, rule, "lower it, 16 to 64 is usual")
+
+
+def _kl_is_paid(config: "RunConfig") -> Iterator[Problem]:
+    given, algorithm = config.distillation, config.algorithm
+    is_alone = given is not None and not (
+        algorithm.name != "distillation" if given.task_reward_weight is None else given.task_reward_weight
+    )
+    if is_alone and algorithm.kl.coef and algorithm.resolved().kl_place == "reward":
+        rule = "a KL in the reward is a part of the task's advantages, whose distillation.task_reward_weight is 0"
+        yield Problem("algorithm.kl.place", "reward", rule, "set it to loss, or give the task a weight")
 
 
 def _every_source_has_one_teacher(config: "RunConfig") -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
+from configs.layout import placed
 from configs.run import RunConfig
 
 
@@ -26,7 +27,7 @@ def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _of_the_correction(config)
     yield from _of_the_servers(config)
     yield from _of_the_graders(config)
-    if config.pools[config.roles["rollout"].pool].accelerator == "none":
+    if config.pools[placed(config, "rollout").pool].accelerator == "none":
         for key in _given(config.rollout, ["gpu_memory_fraction"]):
             yield f"rollout.{key}", "the pool of the rollout has no accelerators"
     roles = {"actor": config.actor, "critic": config.critic}

@@ -1,6 +1,6 @@
 """On-policy distillation: the training flow, and one subflow an iteration.
 
-    rollout -> {teachers, reward, actor log-probs} -> advantage -> actor update -> weight sync
+    rollout -> {teachers, reward, reference, actor log-probs} -> advantage -> actor update -> weight sync
             -> {validation, checkpoint}
 
 The student samples, teachers score its own samples, each those of its data sources. The reward step only measures
@@ -25,6 +25,7 @@ from tasks.checkpoint import checkpoint
 from tasks.commit import commit, finish
 from tasks.prepare import open_run, prepare, warm_up
 from tasks.recovery import recovering
+from tasks.reference import adapter_reference, reference, refresh_reference
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.runner import pool_runner
@@ -57,12 +58,19 @@ def lesson(iteration: int, attempt: int) -> Any:
     ahead = [rollout.submit(later, at.policy_version, wait_for=first) for later in run.rollouts_ahead(at)]
 
     scored = [teacher.submit(at, batch), reward.submit(at, batch), actor_log_probs.submit(at, batch)]
+    scored += [reference.submit(at, batch)] if run.needs("reference") else []
+    scored += [adapter_reference.submit(at, batch)] if run.has_adapter_reference else []
     estimated = advantage.submit(at, [batch, *scored])
     everything = [batch, *scored, estimated]
     kept = [samples.submit(at, everything, run.samples_folder)] if run.keeps_samples else []
     updated = actor_update.submit(at, everything)
+    refreshed = (
+        [refresh_reference.submit(at, at.policy_version + 1, wait_for=[updated])]
+        if run.should_refresh_reference
+        else []
+    )
     synced = weight_sync.submit(at, at.policy_version + 1, wait_for=[updated, *run.before_sync(ahead)])
 
     tail = [validation.submit(at, at.policy_version + 1, wait_for=[synced])] if run.should_validate else []
-    tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced])] if run.should_save else []
-    return run.gather(at, [*everything, *kept, updated, synced, *tail], ahead)
+    tail += [checkpoint.submit(at, run.staging_folder(), wait_for=[synced, *refreshed])] if run.should_save else []
+    return run.gather(at, [*everything, *kept, updated, *refreshed, synced, *tail], ahead)

@@ -37,7 +37,7 @@ def actor_update(at: Stamp, batches: list[BatchHandle]) -> StepResult:
         at,
         host().read(*batches, columns=actor_columns(config)),
         config.actor,
-        actor_loss(config),
+        actor_loss(config, at.kl_coef),
         plan={
             "target_kl": config.algorithm.target_kl,
             "first_ratio_tolerance": RATIO_TOLERANCE[config.model.dtype] if config.recomputes_log_probs else None,

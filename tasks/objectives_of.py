@@ -19,13 +19,16 @@ CRITIC_COLUMNS = ("input_ids", "response_mask", "train_mask", "values", "returns
 """What the critic's objective reads."""
 
 
-def actor_loss(config: RunConfig) -> Callable[..., Any]:
-    """The actor's objective with its numbers filled in; the user's own where `algorithm.loss` names one."""
+def actor_loss(config: RunConfig, kl_coef: float) -> Callable[..., Any]:
+    """The actor's objective with its numbers filled in; the user's own where `algorithm.loss` names one.
+
+    `kl_coef` is the controller's of this iteration.
+    """
     algorithm = config.algorithm.resolved()
     common: dict[str, Any] = {
         "aggregation": algorithm.aggregation,
         "entropy_coef": algorithm.entropy_coef,
-        "kl_coef": algorithm.kl_coef if algorithm.kl_place == "loss" else 0.0,
+        "kl_coef": kl_coef if algorithm.kl_place == "loss" else 0.0,
         "kl_estimator": algorithm.kl_estimator,
         "max_response_length": config.rollout.max_response_length,
     }
@@ -62,6 +65,7 @@ def advantage_function(config: RunConfig, kl_coef: float, seed: int) -> Callable
         "kl_coef": kl_coef,
         "kl_estimator": algorithm.kl_estimator,
         "pass_k": algorithm.pass_k,
+        "pass_threshold": algorithm.pass_threshold,
         "correction_lower": config.algorithm.correction.lower,
         "correction_upper": config.algorithm.correction.upper,
         "covariance_fraction": algorithm.covariance_fraction,

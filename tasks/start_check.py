@@ -111,7 +111,7 @@ def _hook_problems(config: RunConfig) -> Iterator[Problem]:
         return
     from tasks.objectives_of import actor_loss, advantage_function  # imports torch
 
-    for build in (lambda: advantage_function(config, 0.0, 0), lambda: actor_loss(config)):
+    for build in (lambda: advantage_function(config, 0.0, 0), lambda: actor_loss(config, 0.0)):
         try:
             build()
         except ValueError as error:

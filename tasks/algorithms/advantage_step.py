@@ -59,6 +59,7 @@ def estimate_advantages(
     kl_in_reward: bool = False,
     kl_estimator: str = "k1",
     pass_k: int = 1,
+    pass_threshold: float = 0.5,
     bootstrap_truncated: bool = False,
     task_weight: float = 1.0,
     teacher_coef: float = 0.0,
@@ -99,6 +100,7 @@ def estimate_advantages(
         gae_lambda=gae_lambda,
         scale_by_std=scale_by_std,
         pass_k=pass_k,
+        pass_threshold=pass_threshold,
         bootstrap_truncated=bootstrap_truncated,
     )
     advantages, returns = ESTIMATORS[estimator](rewards, knobs)

@@ -49,6 +49,7 @@ class Knobs:
     gae_lambda: float
     scale_by_std: bool
     pass_k: int
+    pass_threshold: float
     bootstrap_truncated: bool
 
 
@@ -107,7 +108,11 @@ def _optimal_baseline(rewards: Rewards, knobs: Knobs) -> Estimate:
 
 def _pass_at_k(rewards: Rewards, knobs: Knobs) -> Estimate:
     advantages = pass_at_k_advantages(
-        rewards.sequence, rewards.group_ids, k=knobs.pass_k, rollout_ids=rewards.rollout_ids
+        rewards.sequence,
+        rewards.group_ids,
+        k=knobs.pass_k,
+        correct_above=knobs.pass_threshold,
+        rollout_ids=rewards.rollout_ids,
     )
     return _per_sequence(advantages, rewards)
 

@@ -42,6 +42,23 @@ def test_the_vetted_numbers_are_the_papers(name: AlgorithmName, expected: tuple[
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "expected"),
+    [
+        ("ppo", KlConfig(place="loss"), "k3"),
+        ("rloo", KlConfig(place="loss"), "k3"),
+        ("ppo", KlConfig(place="loss", estimator="k1-straight-through"), "k1-straight-through"),
+        ("grpo", KlConfig(place="reward"), "k1"),
+        ("grpo", KlConfig(place="reward", estimator="k3"), "k3"),
+        ("reinforce_plus_plus_baseline", KlConfig(place="loss"), "k2"),
+    ],
+)
+def test_a_kl_in_another_place_than_the_papers_has_the_estimator_of_that_place(
+    name: AlgorithmName, own: KlConfig, expected: str
+):
+    assert AlgorithmConfig(name=name, kl=own).resolved().kl_estimator == expected
+
+
 def test_only_dapo_samples_again_by_itself():
     assert [name for name in NAMES if AlgorithmConfig(name=name).resolved().dynamic_sampling] == ["dapo"]
 

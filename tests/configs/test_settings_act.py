@@ -13,11 +13,54 @@ def test_a_target_kl_with_no_second_step_to_leave_out_is_refused():
     assert problems("quickstart", "algorithm.target_kl=0.1", ONE_STEP[0]) == []
 
 
+def test_an_estimator_without_a_gradient_in_the_loss_is_refused():
+    kl = "algorithm.kl={coef: 0.1, place: %s, estimator: %s}"
+    assert the_problem("quickstart", kl % ("loss", "k1")) == (
+        "algorithm.kl.estimator is 'k1'; in a loss the gradient of k1 is 0 on average, so that nothing would pull; "
+        "use k1-straight-through, k2 or k3, or place: reward"
+    )
+    for place, estimator in (("reward", "k1"), ("loss", "k1-straight-through"), ("loss", "null")):
+        assert problems("quickstart", kl % (place, estimator)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        (["algorithm.kl.coef=0.1"], True),
+        (["algorithm.kl={coef: 0.1, place: loss}"], False),
+        (["algorithm.kl.coef=0.1", "distillation.task_reward_weight=0.5"], False),
+        (["algorithm.kl.coef=0.1", "algorithm.name=reinforce_plus_plus", "distillation.task_reward_weight=0"], True),
+        (["algorithm.kl.coef=0.1", "algorithm.name=reinforce_plus_plus"], False),
+    ],
+)
+def test_a_kl_in_the_reward_of_a_task_without_weight_is_refused(settings: list[str], is_refused: bool):
+    found = problems("quickstart-distillation", "roles.reference={pool: main}", *settings)
+    assert found == [
+        "algorithm.kl.place is 'reward'; a KL in the reward is a part of the task's advantages, whose "
+        "distillation.task_reward_weight is 0; set it to loss, or give the task a weight"
+    ] * is_refused  # fmt: skip
+
+
 def test_a_lower_bound_that_a_rejection_does_not_read_is_refused():
     lower = "algorithm.correction.lower=0.5"
     said = the_problem("quickstart", "algorithm.correction.mode=reject-k3", lower)
     assert said.startswith("algorithm.correction.lower is 0.5; reject-k3 rejects what is above `upper`")
     assert problems("quickstart", "algorithm.correction.mode=reject-k1", lower) == []
+
+
+AHEAD = ["pools.engines={nodes: [2], cpus_per_bundle: 2}", "roles.rollout={pool: engines}", "async_depth=2"]
+MID_SAMPLING = ["rollout.servers={enabled: true, updates_while_sampling: true}", "rollout.weight_sync=object_store"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "more", "is_refused"), [(0, [], True), (1, [], True), (2, [], False), (1, MID_SAMPLING, False)]
+)
+def test_a_bound_on_age_that_no_row_sampled_ahead_keeps_is_refused(bound: int, more: list[str], is_refused: bool):
+    found = problems("quickstart-grpo", *AHEAD, f"algorithm.correction.max_staleness={bound}", *more)
+    assert found == [
+        f"algorithm.correction.max_staleness is {bound}; async_depth is 2, so that all rows but the first are as old, "
+        "and none would be trained on; set it to 2 or more"
+    ] * is_refused  # fmt: skip
 
 
 def test_decoupled_ppo_is_not_corrected_twice():
@@ -31,6 +74,31 @@ def test_a_curriculum_whose_prompts_cannot_be_solved_is_refused():
     curriculum = ["data.curriculum=skip_solved", "reward.clip=0.5"]
     assert "so that no prompt is ever solved; set it to 0.5 or less" in the_problem("quickstart", *curriculum)
     assert problems("quickstart", *curriculum, "data.solved_score=0.5") == []
+
+
+PASS = ["algorithm.name=pass_at_k", "rollout.group_size=8"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], None),
+        (["algorithm.kl={coef: 0.1, place: loss}"], None),
+        (["algorithm.kl={coef: 0.1, place: reward}"], "algorithm.kl.place is 'reward'; pass@k compares a score with "),
+        (
+            ["reward.graders.0.weight=0.5"],
+            "pass_threshold is 0.5; the best answer to source 'sorting' scores 0.5, so t",
+        ),
+        (["reward.graders.0.weight=0.5", "algorithm.pass_threshold=0.25"], None),
+        (["reward.graders.0.weight=0.51"], None),
+        (["reward.clip=0.5"], "pass_threshold is 0.5; scores are clipped to reward.clip = 0.5, so that no answer"),
+        (["reward.clip=0.5", "algorithm.pass_threshold=0.4"], None),
+    ],
+)
+def test_pass_at_k_whose_right_answers_count_as_wrong_is_refused(settings: list[str], said: str | None):
+    found = problems("quickstart-grpo", *PASS, *settings)
+    assert len(found) == (said is not None), found
+    assert said is None or said in found[0]
 
 
 def test_a_critic_built_here_is_no_reward_model():

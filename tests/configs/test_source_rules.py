@@ -35,8 +35,36 @@ def test_a_part_that_a_kind_of_grader_does_not_read_is_refused(settings: str, pa
     assert f"has {part}, which nothing reads" in the_problem("quickstart", grader(settings))
 
 
-def test_a_rule_sees_no_group():
-    assert "is group-wise" in the_problem("quickstart", grader("function: exact_answer, is_group_wise: true"))
+KINDS = {
+    "rule": "function: exact_answer",
+    "python": "kind: python, function: 'a:b'",
+    "http": "kind: http, url: 'http://h'",
+    "judge": "kind: judge, judge: {base_url: 'http://h'}",
+    "sandbox": "kind: sandbox",
+    "model": "kind: model, model: {path: m}",
+}
+
+
+@pytest.mark.parametrize(
+    ("setting", "readers"),
+    [
+        ("is_group_wise: true", {"python", "http"}),
+        ("options: {low: 0}", {"rule", "python", "http", "judge", "sandbox"}),
+        ("timeout_seconds: 5.0", {"rule", "python", "http", "judge", "sandbox"}),
+        ("sandbox: unsafe", {"sandbox"}),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_setting_that_a_kind_of_grader_does_not_read_is_refused(kind: str, setting: str, readers: set[str]):
+    found = problems("quickstart", grader(f"{KINDS[kind]}, {setting}"))
+    assert (found == []) == (kind in readers), found
+    name = setting.partition(":")[0]
+    assert kind in readers or f"'g' is of kind {kind} and has {name} " in found[0]
+
+
+def test_a_judge_of_groups_is_told_who_sees_them():
+    said = the_problem("quickstart", grader(f"{KINDS['judge']}, is_group_wise: true"))
+    assert said.endswith("has is_group_wise true, which python and http alone read; remove it, or correct kind")
 
 
 def test_graders_that_all_weigh_nothing_are_refused_for_the_source_that_they_score():

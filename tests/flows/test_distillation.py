@@ -64,6 +64,18 @@ def test_a_run_teaches_with_two_teachers_on_their_own_pool(tmp_path: Path) -> No
     assert [rank["rank"] for rank in spans[0]["ranks"]] == [0, 1]  # one worker of each teacher
 
 
+def test_a_lesson_may_hold_the_student_near_a_reference(tmp_path: Path) -> None:
+    kl = "algorithm.kl={coef: 0.1, place: loss, refresh_every: 1}"
+    config = small(tmp_path, "held", kl, "roles.reference={pool: main, colocate: fused, workers: 1}")
+    assert distillation(config)["iterations"] == 2
+    metrics = lines(config, "metrics.jsonl")
+    # What the second update started from is what the reference became, so there is no distance yet.
+    assert [line["actor/reference_kl"] for line in metrics] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert all(line["actor/kl_loss"] > 0.0 for line in metrics)  # of the later optimizer steps of an iteration
+    steps = [span["task"] for span in lines(config, "spans.jsonl") if "task" in span]
+    assert (steps.count("reference"), steps.count("refresh-reference")) == (2, 2)
+
+
 def test_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = small(tmp_path, "refused")
     file = tmp_path / "sort" / "tokenizer.json"

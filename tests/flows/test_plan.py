@@ -33,6 +33,14 @@ def test_every_preset_fits_its_machine(name: str, capsys: pytest.CaptureFixture[
     assert all(rank["env"]["RANK"] == str(rank["rank"]) for rank in sheet["ranks"])
 
 
+@pytest.mark.parametrize("hybrid", ["actor_rollout", "actor_rollout_reference"])
+def test_a_hybrid_role_is_planned_as_its_duties(hybrid: str, capsys: pytest.CaptureFixture[str]):
+    changes = [f"roles={{{hybrid}: {{pool: main}}, reward: {{pool: main}}}}", "algorithm.kl.coef=0"]
+    code, out, error = run(capsys, "plan", "quickstart-grpo", *(part for one in changes for part in ("--set", one)))
+    assert (code, error) == (0, "")
+    assert f"{hybrid}, rank 0 of " in out
+
+
 def test_planning_every_preset_imports_neither_torch_nor_ray():
     code = (
         "import sys, contextlib, io; from flows.cli import main; from configs.load import preset_names\n"

@@ -140,6 +140,29 @@ def test_the_kl_in_the_reward_is_paid_at_the_coefficient_of_the_iteration(small_
     assert returns[0] - returns[1] > 0.1 * (2.0 - 0.01) * distances[0]
 
 
+def test_the_kl_in_the_loss_weighs_what_the_controller_says_it_does(small_cast: SmallCast):
+    """The second iteration has a distance to the reference: far below the target, so the coefficient falls by 0.02."""
+    adaptive = "algorithm.kl={coef: 0.5, place: loss, controller: adaptive, target: 6.0, horizon: 320}"
+    options = ("algorithm.name=rloo", "algorithm.aggregation=token-mean", "algorithm.num_mini_batches=1")
+    run = small_cast.run(small_config(adaptive, *options, "actor.optimizer.lr=1e-2"), fresh=["actor"])
+    run.iterate()
+    assert run.state.kl_coef == pytest.approx(0.5 * (1 - 0.2 * 32 / 320))
+    metrics = run.iterate()
+    assert metrics["actor/kl_loss"] > 1e-4
+    weight = (metrics["actor/loss"] - metrics["actor/policy_loss"]) / metrics["actor/kl_loss"]
+    assert weight == pytest.approx(0.49, rel=1e-3)
+
+
+def test_pass_at_k_learns_from_right_answers_that_weigh_little(small_cast: SmallCast):
+    graders = "reward.graders=[{name: exact, kind: rule, function: exact_answer, weight: 0.5}]"
+    options = ("algorithm.name=pass_at_k", "algorithm.pass_threshold=0.25", graders)
+    run = small_cast.run(small_config(*options), fresh=["reward"])
+    metrics = run.iterate()
+    run.context.groups["reward"].call("close")
+    assert 0.0 < metrics["reward/score_mean"] < 0.5
+    assert metrics["advantage/magnitude"] > 0.0
+
+
 def test_an_iteration_stops_at_its_target_kl_and_not_before(small_cast: SmallCast):
     steps = {}
     for target in (1e-12, 10.0):  # of four steps the first is taken in any case: nothing has moved before it

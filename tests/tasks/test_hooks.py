@@ -101,7 +101,7 @@ def test_a_hook_that_cannot_be_called_is_refused_by_its_key(path: str, said: str
 
 def test_hooks_travel_and_read_what_the_engine_and_the_actor_know_of_each_token():
     config = load_config("quickstart-grpo", [f"algorithm.loss='{HERE}:pull'", f"algorithm.advantage='{HERE}:surest'"])
-    for function in (actor_loss(config), advantage_function(config, 0.0, 1)):
+    for function in (actor_loss(config, 0.0), advantage_function(config, 0.0, 1)):
         assert pickle.loads(pickle.dumps(function)).keywords["path"] == function.keywords["path"]
     assert {"entropy", "rollout_log_probs", "old_log_probs"} <= set(actor_columns(config))
     assert {"entropy", "rollout_log_probs", "old_log_probs"} <= set(advantage_columns(config))

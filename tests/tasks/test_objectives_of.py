@@ -20,7 +20,7 @@ CRITIC_FREE = sorted(set(DEFAULTS) - {"ppo", "decoupled_ppo", "distillation"})
 @pytest.mark.parametrize("name", CRITIC_FREE)
 def test_every_algorithm_becomes_functions_that_travel(name: str):
     config = load_config("quickstart-grpo", [f"algorithm.name={name}"])
-    for function in (actor_loss(config), critic_loss(config), advantage_function(config, 0.0, 1)):
+    for function in (actor_loss(config, 0.0), critic_loss(config), advantage_function(config, 0.0, 1)):
         assert pickle.loads(pickle.dumps(function)).func is function.func
 
 
@@ -36,6 +36,10 @@ def test_the_actor_reads_reference_log_probs_only_for_a_kl_in_the_loss():
     assert "ref_log_probs" in actor_columns(in_loss)
 
 
+def loss_of(config: RunConfig) -> partial:
+    return actor_loss(config, 0.0)
+
+
 def advantage_of(config: RunConfig) -> partial:
     return advantage_function(config, 0.0, 1)
 
@@ -43,19 +47,20 @@ def advantage_of(config: RunConfig) -> partial:
 @pytest.mark.parametrize(
     ("setting", "build", "keyword"),
     [
-        ("algorithm.clip_ratio_low=0.11", actor_loss, "clip_ratio_low"),
-        ("algorithm.clip_ratio_high=0.12", actor_loss, "clip_ratio_high"),
-        ("algorithm.clip_ratio_dual=3.0", actor_loss, "clip_ratio_dual"),
-        ("algorithm.entropy_coef=0.13", actor_loss, "entropy_coef"),
-        ("algorithm.aggregation=token-sum", actor_loss, "aggregation"),
-        ("algorithm.kl.estimator=k2", actor_loss, "kl_estimator"),
-        ("rollout.max_response_length=7", actor_loss, "max_response_length"),
+        ("algorithm.clip_ratio_low=0.11", loss_of, "clip_ratio_low"),
+        ("algorithm.clip_ratio_high=0.12", loss_of, "clip_ratio_high"),
+        ("algorithm.clip_ratio_dual=3.0", loss_of, "clip_ratio_dual"),
+        ("algorithm.entropy_coef=0.13", loss_of, "entropy_coef"),
+        ("algorithm.aggregation=token-sum", loss_of, "aggregation"),
+        ("algorithm.kl.estimator=k2", loss_of, "kl_estimator"),
+        ("rollout.max_response_length=7", loss_of, "max_response_length"),
         ("algorithm.value_clip=0.14", critic_loss, "value_clip"),
         ("algorithm.gamma=0.9", advantage_of, "gamma"),
         ("algorithm.gae_lambda=0.8", advantage_of, "gae_lambda"),
         ("algorithm.whiten_advantages=false", advantage_of, "whiten_advantages"),
         ("algorithm.scale_by_std=true", advantage_of, "scale_by_std"),
         ("algorithm.pass_k=5", advantage_of, "pass_k"),
+        ("algorithm.pass_threshold=0.25", advantage_of, "pass_threshold"),
         ("algorithm.bootstrap_truncated=true", advantage_of, "bootstrap_truncated"),
         ("algorithm.correction.mode=icepop", advantage_of, "correction"),
         ("algorithm.correction.lower=0.5", advantage_of, "correction_lower"),
@@ -71,9 +76,9 @@ def test_a_setting_reaches_the_function_that_reads_it(setting: str, build: Calla
 @pytest.mark.parametrize(("place", "is_paid"), [("reward", True), ("loss", False)])
 def test_the_kl_has_one_place(place: str, is_paid: bool):
     config = load_config("quickstart", ["algorithm.kl.coef=0.3", f"algorithm.kl.place={place}"])
-    reward, loss = advantage_function(config, 0.2, 1).keywords, actor_loss(config).keywords
+    reward, loss = advantage_function(config, 0.2, 1).keywords, actor_loss(config, 0.2).keywords
     assert (reward["kl_in_reward"], reward["kl_coef"]) == (is_paid, 0.2)  # the controller's, of this iteration
-    assert loss["kl_coef"] == (0.0 if is_paid else 0.3)
+    assert loss["kl_coef"] == (0.0 if is_paid else 0.2)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ def test_the_kl_has_one_place(place: str, is_paid: bool):
 )
 def test_a_setting_of_one_loss_alone_reaches_it(name: str, setting: str, keyword: str, value: float):
     config = load_config("quickstart-grpo", [f"algorithm.name={name}", f"algorithm.{setting}"])
-    assert actor_loss(config).keywords[keyword] == value
+    assert loss_of(config).keywords[keyword] == value
 
 
 ONE_STEP = ("algorithm.num_mini_batches=1", "algorithm.num_ppo_epochs=1")

@@ -46,7 +46,7 @@ def test_a_sink_whose_package_is_missing_is_refused_with_the_way_out(monkeypatch
         ({"function": "response_format", "options": "{pattern: '(open'}"}, "missing ), unterminated subpattern"),
         (
             {"function": "exact_answer", "is_group_wise": "true"},
-            "grader 'g' is group-wise, and rules see one response at a time; remove it",
+            "grader 'g' is of kind rule and has is_group_wise true, which python and http alone read; remove it",
         ),
         ({"kind": "sandbox", "options": "{network: true}"}, "code grader 'g' has no option 'network'"),
     ],
