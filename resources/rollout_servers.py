@@ -246,6 +246,9 @@ class RolloutServers:
                     self._hear(lane, flights.popleft()())
         except ReplicaLost as error:
             self._lose(lane, str(error))
+        except BaseException as error:
+            self._lose(lane, f"replica {lane.replica.name}: {type(error).__name__}: {error}")
+            raise
 
     def _next_orders(self, lane: Lane, flying: int) -> Orders | None:
         """What to send; None when there is nothing to send now (then the oldest call is heard) or ever."""

@@ -158,6 +158,36 @@ def test_a_request_that_kills_replicas_is_given_up_and_named() -> None:
     servers.close()
 
 
+@pytest.mark.parametrize("error", [ValueError("no block 7"), AssertionError("7 blocks"), RuntimeError("gone")])
+def test_an_engine_that_raises_anything_is_lost_with_its_cause_and_keeps_nobody_waiting(error: Exception) -> None:
+    broken, whole = ScriptedReplica("a"), ScriptedReplica("b")
+    servers = serve(broken, whole)
+
+    def step() -> list[Any]:
+        raise error
+
+    broken.worker.engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    assert {answer.replica for answer in servers.generate([request(n) for n in range(4)], SAMPLING)} == {"b"}
+    assert servers.lost == {"a": f"replica a: {type(error).__name__}: {error}"}
+    whole.worker.engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    for row in (8, 9):
+        with pytest.raises(RequestLostError, match=f"no replica is left: replica a: {type(error).__name__}"):
+            servers.submit(request(row), SAMPLING).result(20)
+    servers.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_replica_that_cannot_be_asked_is_lost_whatever_it_raises() -> None:
+    class Closed(ScriptedReplica):
+        def send(self, orders: Orders) -> Callable[[], Report]:
+            raise OSError("the pipe is closed")
+
+    servers = serve(Closed("a"))
+    with pytest.raises(RequestLostError, match="no replica is left: replica a: OSError: the pipe is closed"):
+        servers.submit(request(1), SAMPLING).result(20)
+    servers.close()
+
+
 def test_a_replica_that_came_back_works_again() -> None:
     dead = ScriptedReplica("a")
     dead.is_dead = True
