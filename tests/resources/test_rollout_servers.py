@@ -254,6 +254,18 @@ def test_a_request_past_its_deadline_fails_with_the_setting_to_change() -> None:
     servers.close()
 
 
+def test_a_request_past_its_deadline_is_dropped_for_good_and_not_kept_for_the_next_weights() -> None:
+    replica = ScriptedReplica("a", seconds_per_token=0.02, length=60)
+    servers = serve(replica, deadline_seconds=0.3)
+    futures = [servers.submit(request(n), SAMPLING) for n in range(3)]
+    assert {type(future.exception(20)) for future in futures} == {RequestLostError}
+    end = time.monotonic() + 20.0
+    while servers.loads["a"] and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (servers.loads, servers._parked) == ({"a": 0}, [])
+    servers.close()
+
+
 def test_a_row_past_its_deadline_comes_back_aborted_without_tokens_or_versions() -> None:
     replica = ScriptedReplica("a")
     replica.worker.engine.step = lambda: time.sleep(0.02) or []  # pyright: ignore[reportAttributeAccessIssue]
