@@ -224,17 +224,19 @@ class GraderPool:
 
     async def _grow(self) -> None:
         """While calls wait: if the busy processes leave cores unused, there may be more of them."""
-        looked = time.monotonic()
-        self._cpu_gained()
-        while self._waiting:
-            await asyncio.sleep(_LOOK_SECONDS)
-            now = time.monotonic()
-            computing = self._cpu_gained() / (now - looked)
-            looked = now
-            wanted = min(len(self._waiting), 3 * self.processes + 3 * len(self._busy))
-            if not self._starting and computing < self.processes / 2 and len(self._busy) >= self.processes:
-                self._grow_to(self.size + wanted)
-        self._is_growing = False
+        try:
+            looked = time.monotonic()
+            self._cpu_gained()
+            while self._waiting:
+                await asyncio.sleep(_LOOK_SECONDS)
+                now = time.monotonic()
+                computing = self._cpu_gained() / (now - looked)
+                looked = now
+                wanted = min(len(self._waiting), 3 * self.processes + 3 * len(self._busy))
+                if not self._starting and computing < self.processes / 2 and len(self._busy) >= self.processes:
+                    self._grow_to(self.size + wanted)
+        finally:  # a node out of descriptors cannot look at its processes; the next call looks again
+            self._is_growing = False
 
     def _cpu_gained(self) -> float:
         gained = 0.0

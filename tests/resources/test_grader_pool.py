@@ -151,6 +151,21 @@ def test_a_node_out_of_descriptors_fails_a_call_and_the_next_one_works(module: s
     assert run(module, test, processes=1) == ("error", 1.0, 1, 0)
 
 
+def test_a_pool_that_could_not_look_at_its_processes_grows_again_with_the_next_call(module: str):
+    async def test(pool: GraderPool) -> Any:
+        asleep = asyncio.create_task(outcome(pool, "sleep", "60", timeout=60.0))
+        await wait_for(lambda: pool._busy)
+        with room_for(0):
+            waiting = asyncio.create_task(outcome(pool, "right", "4", answer="4"))
+            await asyncio.sleep(0.2)
+        later = await asyncio.wait_for(outcome(pool, "right", "5", answer="4"), 30.0)
+        found = await asyncio.wait_for(waiting, 30.0), later
+        asleep.cancel()
+        return found
+
+    assert run(module, test, processes=1) == (1.0, 0.0)
+
+
 def test_a_process_with_leaked_threads_is_replaced(module: str):
     async def test(pool: GraderPool) -> Any:
         before = await outcome(pool, "pid")
