@@ -36,7 +36,8 @@ class ToolsConfig(Config):
     max_tool_tokens: Count = 64
     """Of one result, which is cut beyond. All of them count towards `max_response_length`."""
     timeout_seconds: Seconds = 10.0
-    """Of one tool call, or of one step of the environments; then the policy reads that nothing came."""
+    """Of one tool call: then the policy reads that nothing came. Of one step of an environment: then its episode ends
+    without a score."""
     environment: str | None = None
     """Import path of an environment with `reset` and `step`, or `reasoning_gym:NAME`."""
     environment_options: dict[str, Any] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Episodes as rows of a rollout: what the rollout worker does where there are tools or an environment."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensordict import TensorDict
@@ -20,6 +20,8 @@ from resources.tools.responder import ToolResponder
 from resources.tools.schema import ToolError, load_tools
 
 Stream = Callable[[Sequence[FinishedRow]], None]
+GRACE_SECONDS = 60.0
+"""To diagnose a call that missed its deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class AgentRollout:
             if stream is not None:
                 stream([_finished(by_id[episode.row_id], episode, self.has_environment) for episode in ended])
 
-        AgentLoop(engine, self.dialogue, self._responder(environment)).run(
+        AgentLoop(engine, self._dialogue(environment), self._responder(environment)).run(
             episodes, _stopping(sampling, self.stop_ids), hand_on
         )
         return episodes
@@ -72,7 +74,13 @@ class AgentRollout:
             raise ValueError(
                 f"rollout.tools.environment is {self.tools.environment!r} and no group of the env role was handed over"
             )
-        return EnvironmentResponder(environment, self.tools.timeout_seconds)
+        return EnvironmentResponder(environment)
+
+    def _dialogue(self, environment: Any) -> Dialogue:
+        """Environments answer within the deadline of a call of their group, which says what is late."""
+        if self.responder is not None or environment is None:
+            return self.dialogue
+        return replace(self.dialogue, answer_seconds=environment.call_seconds + GRACE_SECONDS)
 
     def pauses_at(self, token: int) -> bool:
         """Whether sampling stops at this token without the turn being over for good."""

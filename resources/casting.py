@@ -104,7 +104,7 @@ def _env(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
     path = tools.environment if tools is not None else None
     if tools is None or path is None:
         raise ValueError("roles.env is cast and rollout.tools.environment is not set")
-    return {"args": (path, tools.environment_options)}
+    return {"args": (path, tools.environment_options, tools.timeout_seconds)}
 
 
 def _demonstrations(cast: Casting, group: ProcessGroup) -> dict[str, Any]:

@@ -87,20 +87,24 @@ class ReasoningGym:
 class EnvironmentResponder:
     """The rollout worker's side: turns go to the environment worker that holds the episode."""
 
-    def __init__(self, group: WorkerGroup, timeout_seconds: float) -> None:
-        self._group, self._timeout = group, timeout_seconds
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
 
     def wants(self, text: str) -> bool:
         """Always: the environment decides when an episode ends."""
         return True
 
     def respond(self, turns: Sequence[Turn]) -> list[Answer]:
-        """One call of the group; an environment that failed ends its episode without a score."""
+        """One call of the group; an environment that failed ends its episode without a score.
+
+        The workers bound each step. The call has the group's own deadline: its steps run one after the other, behind
+        those of other rollout workers.
+        """
         parts: list[list[tuple[int, int, str, bytes]]] = [[] for _ in range(self._group.world_size)]
         for turn in turns:
             owner = turn.group_id % self._group.world_size
             parts[owner].append((turn.row_id, turn.number, turn.text, turn.record))
-        answered = self._group.submit("step", parts, timeout=self._timeout).result()
+        answered = self._group.submit("step", parts).result()
         found: dict[int, Observation] = {row: value for part in answered for row, value in part.items()}
         return [_answer(found[turn.row_id]) for turn in turns]
 

@@ -109,7 +109,10 @@ class GraderPool:
         return sorted(fork.pid for fork in (*self._idle, *self._busy))
 
     async def start(self) -> None:
-        """Import the functions and start the processes. Raises GraderImportError naming the function."""
+        """Import the functions and start the processes.
+
+        Raises GraderImportError naming the function, and OSError where this node starts no process.
+        """
         async with self._lock:
             await self._start_forker()
         self._refill()
@@ -221,17 +224,19 @@ class GraderPool:
 
     async def _grow(self) -> None:
         """While calls wait: if the busy processes leave cores unused, there may be more of them."""
-        looked = time.monotonic()
-        self._cpu_gained()
-        while self._waiting:
-            await asyncio.sleep(_LOOK_SECONDS)
-            now = time.monotonic()
-            computing = self._cpu_gained() / (now - looked)
-            looked = now
-            wanted = min(len(self._waiting), 3 * self.processes + 3 * len(self._busy))
-            if not self._starting and computing < self.processes / 2 and len(self._busy) >= self.processes:
-                self._grow_to(self.size + wanted)
-        self._is_growing = False
+        try:
+            looked = time.monotonic()
+            self._cpu_gained()
+            while self._waiting:
+                await asyncio.sleep(_LOOK_SECONDS)
+                now = time.monotonic()
+                computing = self._cpu_gained() / (now - looked)
+                looked = now
+                wanted = min(len(self._waiting), 3 * self.processes + 3 * len(self._busy))
+                if not self._starting and computing < self.processes / 2 and len(self._busy) >= self.processes:
+                    self._grow_to(self.size + wanted)
+        finally:  # a node out of descriptors cannot look at its processes; the next call looks again
+            self._is_growing = False
 
     def _cpu_gained(self) -> float:
         gained = 0.0
@@ -242,10 +247,11 @@ class GraderPool:
         return gained
 
     async def _fork(self) -> None:
-        ours, theirs = socket.socketpair()
+        ends: tuple[socket.socket, ...] = ()
         fork: _Fork | None = None
         is_up = False
         try:
+            ours, theirs = ends = socket.socketpair()
             ours.setblocking(False)
             async with self._lock:
                 if not self._order({}, theirs.fileno()):
@@ -255,18 +261,21 @@ class GraderPool:
             fork = _Fork(*await asyncio.open_unix_connection(sock=ours))
             fork.pid = (await asyncio.wait_for(fork.receive(), _FORK_SECONDS))["pid"]
             is_up = True
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+        except (OSError, asyncio.IncompleteReadError) as error:
+            # The forker died in between, and the next one is made by a new forker; or this node is out of descriptors
+            # or memory, which may pass.
             self._failed_forks += 1
-            await asyncio.sleep(_LOOK_SECONDS)  # the forker died in between; the next one is made by a new forker
+            await asyncio.sleep(_LOOK_SECONDS)
             if self._failed_forks > _MAX_FAILED_FORKS:
-                self._fail_waiting(f"no grader process starts any more ({type(error).__name__})")
+                self._fail_waiting(f"no grader process starts any more ({type(error).__name__}: {error})")
         except GraderImportError as error:
             self._fail_waiting(str(error))
         finally:
-            theirs.close()
             self._starting -= 1
-            if not is_up:
-                ours.close() if fork is None else fork.writer.close()
+            for end in ends[1:] if fork is not None else ends:
+                end.close()
+            if fork is not None and not is_up:
+                fork.writer.close()
         if fork is not None and is_up:
             self._failed_forks = 0
             self._give_back(fork)
@@ -293,18 +302,18 @@ class GraderPool:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_SECONDS)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
-        self._forker = subprocess.Popen(
-            [sys.executable, "-m", "resources.grader_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
-        theirs.close()
-        setup = {"path": sys.path, "functions": [asdict(function) for function in self.functions]}
-        ours.send(json.dumps(setup).encode())
         answer: dict[str, Any] = {"error": "its start was given up"}
         try:
+            with theirs:
+                self._forker = subprocess.Popen(
+                    [sys.executable, "-m", "resources.grader_process", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
+            setup = {"path": sys.path, "functions": [asdict(function) for function in self.functions]}
+            ours.send(json.dumps(setup).encode())
             reply = await asyncio.get_running_loop().run_in_executor(None, ours.recv, CONTROL_BYTES)
             answer = json.loads(reply or b'{"error": "its process ended"}')
         except TimeoutError:

@@ -66,8 +66,8 @@ class LocalReplica:
     def _report(self, call: "Future[Report]") -> Report:
         try:
             return call.result()
-        except RuntimeError as error:
-            raise ReplicaLost(f"replica {self.name}: {error}") from error
+        except Exception as error:  # an engine may raise anything, and has requests in hand that nobody else knows of
+            raise ReplicaLost(f"replica {self.name}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """End the thread."""

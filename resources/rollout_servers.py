@@ -170,7 +170,9 @@ class RolloutServers:
     # --- with the lock held ---------------------------------------------------------------------------------------
 
     def _place(self, pending: PendingRequest) -> None:
-        """Give a request to a replica."""
+        """Give a request to a replica; one that failed meanwhile (too late) is wanted by nobody."""
+        if pending.future.done():
+            return
         if self._is_paused:
             self._parked.append(pending)
             return
@@ -246,6 +248,9 @@ class RolloutServers:
                     self._hear(lane, flights.popleft()())
         except ReplicaLost as error:
             self._lose(lane, str(error))
+        except BaseException as error:
+            self._lose(lane, f"replica {lane.replica.name}: {type(error).__name__}: {error}")
+            raise
 
     def _next_orders(self, lane: Lane, flying: int) -> Orders | None:
         """What to send; None when there is nothing to send now (then the oldest call is heard) or ever."""
@@ -264,7 +269,7 @@ class RolloutServers:
     def _orders(self, lane: Lane) -> Orders | None:
         if self._is_paused:
             for wire in list(lane.waiting):
-                self._parked.append(self._take_back(lane, wire))
+                self._place(self._take_back(lane, wire))
             return Orders(abort=tuple(lane.open), steps=0) if lane.open and not lane.flights else None
         for wire in lane.aborting & set(lane.waiting):
             self._answer(self._take_back(lane, wire), FinishReason.ABORT, lane.replica.name)
@@ -318,6 +323,8 @@ class RolloutServers:
 
     def _finish(self, lane: Lane, output: GenerationOutput, version: int) -> None:
         pending = self._take_back(lane, output.row_id)
+        if pending.future.done():
+            return
         pending.ids += output.token_ids
         pending.log_probs += output.log_probs
         pending.versions += [version] * len(output.token_ids)

@@ -90,21 +90,22 @@ class Sandbox:
             filters = stack.enter_context(_sealed("filter", seccomp_program()))
             told, tells = os.pipe()
             stack.callback(os.close, told)
-            command = self._command(source, filters, tells)
             started = time.monotonic()
-            with _on_one_core(slot):
-                process = subprocess.Popen(
-                    command,
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    pass_fds=(source,) if self.is_unsafe else (source, filters, tells),
-                    cwd=folder or "/",
-                    env={},
-                    start_new_session=True,
-                    **self._user(slot),
-                )
-            os.close(tells)
+            try:
+                with _on_one_core(slot):
+                    process = subprocess.Popen(
+                        self._command(source, filters, tells),
+                        stdin=stdin,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        pass_fds=(source,) if self.is_unsafe else (source, filters, tells),
+                        cwd=folder or "/",
+                        env={},
+                        start_new_session=True,
+                        **self._user(slot),
+                    )
+            finally:
+                os.close(tells)
             try:
                 watched = Watched(process, self.limits)  # pyright: ignore[reportArgumentType]
                 ended = await watched.wait()

@@ -86,6 +86,11 @@ class WorkerGroup:
         return self._processes.facts.incarnation
 
     @property
+    def call_seconds(self) -> float:
+        """Deadline of a call that gives none."""
+        return self._card.call_seconds
+
+    @property
     def ranks(self) -> list[dict[str, Any]]:
         """Rank, node and pid of every worker."""
         return [

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from resources.agent_loop import Answer, Turn
@@ -24,9 +25,10 @@ class ToolResponder:
         return bool(find_calls(text, self.notation, self.tools))
 
     def respond(self, turns: Sequence[Turn]) -> list[Answer]:
-        """All calls of all turns side by side."""
+        """All calls of all turns side by side, with one deadline: as many as hang, they are waited for once."""
         waiting = [[self._start(call) for call in self._calls(turn)] for turn in turns]
-        return [self._collect(calls) for calls in waiting]
+        end = time.monotonic() + self.timeout_seconds
+        return [self._collect(calls, end) for calls in waiting]
 
     def _calls(self, turn: Turn) -> list[ToolCall]:
         found = find_calls(turn.text, self.notation, self.tools)
@@ -43,11 +45,11 @@ class ToolResponder:
         ).start()
         return box
 
-    def _collect(self, calls: "Sequence[queue.SimpleQueue[tuple[str, bool]]]") -> Answer:
+    def _collect(self, calls: "Sequence[queue.SimpleQueue[tuple[str, bool]]]", end: float) -> Answer:
         results: list[tuple[str, bool]] = []
         for box in calls:
             try:
-                results.append(box.get(timeout=self.timeout_seconds))
+                results.append(box.get(timeout=max(0.0, end - time.monotonic())))
             except queue.Empty:
                 results.append((f"error: no answer within {self.timeout_seconds:g} s", False))
         return Answer(

@@ -67,22 +67,49 @@ def read_tests(answer: Any, extra: Mapping[str, Any]) -> Tests:
     if isinstance(found, str):
         try:
             found = json.loads(found)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ValueError(f"the row's tests are no JSON: {found[:60]!r}") from error
     if isinstance(found, list):
         found = {"asserts": found}
     if not isinstance(found, dict) or not set(found) & {"io", "calls", "asserts"}:
         raise ValueError(f"the row's tests are {str(found)[:60]!r}; give an object with io, calls or asserts")
     calls = found.get("calls") or {}
+    if not isinstance(calls, dict):
+        raise ValueError(f"the row's calls are {str(calls)[:60]!r}; give an object with function and cases")
+    function, cases = calls.get("function"), _objects(calls, "cases", ("args", "expected"))
+    if cases and not (isinstance(function, str) and function):
+        raise ValueError(f"the row's calls name function {function!r:.60}; give the name of the function to call")
+    for case in cases:
+        if not isinstance(case["args"], list):
+            raise ValueError(f"the row has a case whose args are {case['args']!r:.60}; give a list")
+    asserts = _list(found, "asserts")
+    for line in asserts:
+        if not isinstance(line, str):
+            raise ValueError(f"the row has {line!r:.60} among its asserts; give lines of Python")
     tests = Tests(
-        io=tuple((str(test["input"]), str(test["output"])) for test in found.get("io", ())),
-        function=str(calls.get("function", "")),
-        cases=tuple((tuple(case["args"]), case["expected"]) for case in calls.get("cases", ())),
-        asserts=tuple(str(line) for line in found.get("asserts", ())),
+        io=tuple((str(test["input"]), str(test["output"])) for test in _objects(found, "io", ("input", "output"))),
+        function=function if isinstance(function, str) else "",
+        cases=tuple((tuple(case["args"]), case["expected"]) for case in cases),
+        asserts=tuple(asserts),
     )
     if not tests.count:
         raise ValueError("the row has no test; a response without a test cannot be scored")
     return tests
+
+
+def _list(held: Mapping[str, Any], name: str) -> list[Any]:
+    value = held.get(name) or []
+    if not isinstance(value, list):
+        raise ValueError(f"the row's {name} are {str(value)[:60]!r}; give a list")
+    return value
+
+
+def _objects(held: Mapping[str, Any], name: str, keys: Sequence[str]) -> list[dict[str, Any]]:
+    found = _list(held, name)
+    for one in found:
+        if not isinstance(one, dict) or not set(keys) <= set(one):
+            raise ValueError(f"the row has {str(one)[:60]!r} among its {name}; give objects with {' and '.join(keys)}")
+    return found
 
 
 def plan_runs(response: str, answer: Any, extra: Mapping[str, Any]) -> list[Run]:

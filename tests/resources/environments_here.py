@@ -1,6 +1,7 @@
 """Environments for tests: importable by path."""
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,30 @@ class Unsure:
 
     def step(self, text: str) -> tuple[str, Any, bool]:
         return "well", None, False
+
+
+class Slow:
+    """Ends after one turn, which takes the seconds of the row's `answer`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def reset(self, record: Mapping[str, Any]) -> None:
+        self.seconds = float(record["answer"])
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        time.sleep(self.seconds)
+        return "done", 1.0, True
+
+
+class Leaving:
+    """Asks to end the process."""
+
+    def reset(self, record: Mapping[str, Any]) -> None:
+        json.dumps(dict(record))
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        raise SystemExit(3)
 
 
 class Broken:

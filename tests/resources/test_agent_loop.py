@@ -119,6 +119,15 @@ def test_errors_are_read_as_text_and_the_episode_goes_on() -> None:
     assert (episode.num_calls, episode.num_errors, episode.reason) == (2, 2, FinishReason.STOP)
 
 
+def test_a_turn_whose_calls_all_hang_is_told_so_and_the_run_goes_on() -> None:
+    tools = {"functions": ("tests.resources.tools_here:never",), "timeout_seconds": 0.5, "max_tool_tokens": 200}
+    agent, engine = parts({"0/1": "[never(1)]" * 8, "0/2": "2", "1/1": "3"}, max_tokens=900, **tools)
+    (hung, quick) = run(agent, engine, [row(0), row(1)])
+    assert TOKENIZER.decode(hung.ids).count("<error: no answer within 0.5 s>") == 8
+    assert (hung.num_calls, hung.num_errors, hung.reason) == (8, 8, FinishReason.STOP)
+    assert TOKENIZER.decode(quick.ids, skip_special_tokens=True) == "3"
+
+
 def test_the_turn_budget_ends_an_episode_that_never_answers() -> None:
     agent, engine = parts({"*": "[calculate(1+1)]"}, max_turns=2, max_tokens=200)
     (episode,) = run(agent, engine, [row(0)])

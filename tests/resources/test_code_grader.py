@@ -62,5 +62,6 @@ def test_a_program_cannot_print_what_it_does_not_know():
     assert grade([forger], {"calls": {"function": "add", "cases": [{"args": [5, 5], "expected": 10}]}}) == [0.0]
 
 
-def test_a_row_without_tests_is_unscorable():
-    assert grade([RIGHT], "no tests") == ["error"]
+@pytest.mark.parametrize("answer", ["no tests", {"calls": [{"args": [1], "expected": 2}]}, {"asserts": 3}])
+def test_a_row_without_tests_is_unscorable(answer: Any):
+    assert grade([RIGHT], answer) == ["error"]

@@ -7,8 +7,10 @@ import pytest
 import reasoning_gym
 
 from configs.data import DataConfig, SourceConfig
+from configs.pools import PoolConfig
 from configs.rollout import RolloutConfig, ScriptedConfig, ToolsConfig
 from resources.agent_rollout import build_agent_rollout
+from resources.cluster import Cluster
 from resources.engines.base import FinishReason, Sampling
 from resources.engines.scripted import ScriptedEngine
 from resources.environments import EnvironmentPathError, EnvironmentResponder, find_environment
@@ -16,11 +18,13 @@ from resources.local_group import LocalGroup
 from resources.models.character_tokenizer import build_character_tokenizer
 from resources.prompts import Prompt
 from resources.rollout_rows import RolloutRow, records_of, requests_of
-from resources.workers.env import EnvWorker
+from resources.worker_group import WorkerSpec, start_group
+from resources.workers.env import MAX_MISSES, EnvWorker
 from tasks.rewards.environment_score import environment_score
 
 TOKENIZER = build_character_tokenizer()
 COUNTDOWN = "tests.resources.environments_here:Countdown"
+SLOW = "tests.resources.environments_here:Slow"
 DATA = DataConfig(sources=(SourceConfig(name="s", kind="calculator"),), prompts_per_iteration=1)
 
 
@@ -32,7 +36,8 @@ def row(index: int, answer: str = "2") -> RolloutRow:
     return RolloutRow(row_id=index, prompt=prompt, group_size=1)
 
 
-def run(texts: dict[str, str], rows: list[RolloutRow], path: str, workers: int = 2, **tools: Any) -> tuple[Any, Any]:
+def run(texts: dict[str, str], rows: list[RolloutRow], path: str, group: Any = None, **tools: Any) -> tuple[Any, Any]:
+    """`group`: of the env role; two workers in this process when left out."""
     config = RolloutConfig(
         engine="scripted",
         scripted=ScriptedConfig(responses={"mode": "fixed", "texts": texts}),
@@ -42,7 +47,8 @@ def run(texts: dict[str, str], rows: list[RolloutRow], path: str, workers: int =
     agent = build_agent_rollout(config, DATA, TOKENIZER, {2})
     assert agent is not None
     assert config.tools is not None
-    group = LocalGroup("env", [EnvWorker(path, config.tools.environment_options) for _ in range(workers)])
+    facts = (path, config.tools.environment_options, config.tools.timeout_seconds)
+    group = group or LocalGroup("env", [EnvWorker(*facts) for _ in range(2)])
     engine = ScriptedEngine(config, vocab_size=128, encode=lambda text: list(TOKENIZER(text)["input_ids"]))
     episodes = agent.run(engine, rows, requests_of(rows, 0, 0, 80), Sampling(stop_token_ids=(2,)), group)
     return episodes, agent.shard(rows, episodes, 0)
@@ -80,10 +86,44 @@ def test_an_environment_that_gives_no_number_ends_its_own_episode_alone() -> Non
     assert [episode.score for episode in episodes] == [None, None]
 
 
+def test_a_step_that_never_returns_ends_its_own_episode_alone() -> None:
+    episodes, _ = run({"*": "a"}, [row(0, "30"), row(1, "0"), row(2, "0"), row(3, "0")], SLOW, timeout_seconds=0.5)
+    assert [episode.score for episode in episodes] == [None, 1.0, 1.0, 1.0]
+    assert [episode.num_errors for episode in episodes] == [1, 0, 0, 0]
+    assert [episode.reason for episode in episodes] == [FinishReason.STOP] * 4
+
+
+def test_where_all_steps_hang_only_the_first_few_are_waited_for() -> None:
+    worker = EnvWorker(SLOW, timeout_seconds=0.05)
+    hung = [(n, 1, "a", b'{"answer": 30}') for n in range(MAX_MISSES + 20)]
+    said = list(worker.step(hung).values())
+    assert said[:MAX_MISSES] == [("error: no answer within 0.05 s", None, True)] * MAX_MISSES
+    assert said[MAX_MISSES:] == [("error: not tried: 8 steps before it gave nothing in 0.05 s", None, True)] * 20
+    assert worker.step([(0, 1, "a", b'{"answer": 0}')]) == {0: ("done", 1.0, True)}  # the next call is tried again
+
+
+def test_an_environment_that_asks_to_end_the_process_ends_its_own_episode_alone() -> None:
+    worker = EnvWorker("tests.resources.environments_here:Leaving")
+    assert worker.step([(0, 1, "a", b"{}")]) == {0: ("error: SystemExit: 3", None, True)}
+
+
+def test_a_batch_of_steps_may_take_longer_than_one_and_its_group_outlives_a_step_that_hangs(cluster: Cluster) -> None:
+    """Fifty steps of a tenth of a second in one worker, each of which may take one second; the last never returns."""
+    cluster.reserve({"main": PoolConfig(bundles=1)})
+    spec = WorkerSpec(role="env", worker=EnvWorker, args=(SLOW, {}, 1.0), rendezvous=False, call_seconds=60.0)
+    group = start_group(cluster, cluster.pools["main"], spec)
+    rows = [*(row(index, "0.1") for index in range(50)), row(50, "600")]
+    episodes, _ = run({"*": "a"}, rows, SLOW, group, timeout_seconds=1.0)
+    assert [episode.score for episode in episodes] == [1.0] * 50 + [None]
+    again, _ = run({"*": "a"}, [row(51, "0")], SLOW, group, timeout_seconds=1.0)
+    assert [episode.score for episode in again] == [1.0]
+    assert (group.failure, group.incarnation) == (None, 1)
+
+
 def test_turns_of_a_group_stay_with_one_worker() -> None:
     workers = [EnvWorker(COUNTDOWN), EnvWorker(COUNTDOWN)]
     group: Any = LocalGroup("env", workers)
-    responder = EnvironmentResponder(group, 5.0)
+    responder = EnvironmentResponder(group)
     from resources.agent_loop import Turn
 
     record = json.dumps({"answer": "3"}).encode()

@@ -1,7 +1,10 @@
 """The grader pool: limits, deaths, leaks and stray processes; whole again after each."""
 
 import asyncio
+import contextlib
 import os
+import resource
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +117,53 @@ def test_a_grader_that_raises_or_dies_is_an_error_and_the_next_call_works(module
         return await outcome(pool, name, "x"), await outcome(pool, "right", "4", answer="4")
 
     assert run(module, test) == ("error", 1.0)
+
+
+@contextlib.contextmanager
+def room_for(descriptors: int) -> Iterator[None]:
+    """A block in which this process can open so many files more, and no other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [number for number in range(min(soft, 4096)) if not os.path.lexists(f"/proc/self/fd/{number}")]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[descriptors], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("descriptors", [0, 1, 2, 4])
+def test_a_node_out_of_descriptors_fails_a_call_and_the_next_one_works(module: str, descriptors: int):
+    """None is left for a process's connection, for the forker's, or for what starts the forker.
+
+    Each takes two; the dead process's connection gives one back, and so does the dead forker's.
+    """
+
+    async def test(pool: GraderPool) -> Any:
+        assert await outcome(pool, "right", "4", answer="4") == 1.0
+        os.kill(pool._forker.pid, signal.SIGKILL)  # pyright: ignore[reportOptionalMemberAccess]
+        await wait_for(lambda: not is_running(pool.pids[0]))  # it ends with its forker
+        held = len(os.listdir("/proc/self/fd"))
+        with room_for(descriptors):
+            failed = await asyncio.wait_for(outcome(pool, "right", "4", answer="4"), 60.0)
+        after = await asyncio.wait_for(outcome(pool, "right", "4", answer="4"), 60.0)
+        return failed, after, pool.size, len(os.listdir("/proc/self/fd")) - held
+
+    assert run(module, test, processes=1) == ("error", 1.0, 1, 0)
+
+
+def test_a_pool_that_could_not_look_at_its_processes_grows_again_with_the_next_call(module: str):
+    async def test(pool: GraderPool) -> Any:
+        asleep = asyncio.create_task(outcome(pool, "sleep", "60", timeout=60.0))
+        await wait_for(lambda: pool._busy)
+        with room_for(0):
+            waiting = asyncio.create_task(outcome(pool, "right", "4", answer="4"))
+            await asyncio.sleep(0.2)
+        later = await asyncio.wait_for(outcome(pool, "right", "5", answer="4"), 30.0)
+        found = await asyncio.wait_for(waiting, 30.0), later
+        asleep.cancel()
+        return found
+
+    assert run(module, test, processes=1) == (1.0, 0.0)
 
 
 def test_a_process_with_leaked_threads_is_replaced(module: str):

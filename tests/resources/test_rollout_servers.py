@@ -158,6 +158,36 @@ def test_a_request_that_kills_replicas_is_given_up_and_named() -> None:
     servers.close()
 
 
+@pytest.mark.parametrize("error", [ValueError("no block 7"), AssertionError("7 blocks"), RuntimeError("gone")])
+def test_an_engine_that_raises_anything_is_lost_with_its_cause_and_keeps_nobody_waiting(error: Exception) -> None:
+    broken, whole = ScriptedReplica("a"), ScriptedReplica("b")
+    servers = serve(broken, whole)
+
+    def step() -> list[Any]:
+        raise error
+
+    broken.worker.engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    assert {answer.replica for answer in servers.generate([request(n) for n in range(4)], SAMPLING)} == {"b"}
+    assert servers.lost == {"a": f"replica a: {type(error).__name__}: {error}"}
+    whole.worker.engine.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    for row in (8, 9):
+        with pytest.raises(RequestLostError, match=f"no replica is left: replica a: {type(error).__name__}"):
+            servers.submit(request(row), SAMPLING).result(20)
+    servers.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_replica_that_cannot_be_asked_is_lost_whatever_it_raises() -> None:
+    class Closed(ScriptedReplica):
+        def send(self, orders: Orders) -> Callable[[], Report]:
+            raise OSError("the pipe is closed")
+
+    servers = serve(Closed("a"))
+    with pytest.raises(RequestLostError, match="no replica is left: replica a: OSError: the pipe is closed"):
+        servers.submit(request(1), SAMPLING).result(20)
+    servers.close()
+
+
 def test_a_replica_that_came_back_works_again() -> None:
     dead = ScriptedReplica("a")
     dead.is_dead = True
@@ -221,6 +251,18 @@ def test_a_request_past_its_deadline_fails_with_the_setting_to_change() -> None:
     servers = serve(replica, deadline_seconds=0.3)
     with pytest.raises(RequestLostError, match=r"no answer within 0.3 s \(rollout.servers.request_deadline_seconds\)"):
         servers.submit(request(1), SAMPLING).result(20)
+    servers.close()
+
+
+def test_a_request_past_its_deadline_is_dropped_for_good_and_not_kept_for_the_next_weights() -> None:
+    replica = ScriptedReplica("a", seconds_per_token=0.02, length=60)
+    servers = serve(replica, deadline_seconds=0.3)
+    futures = [servers.submit(request(n), SAMPLING) for n in range(3)]
+    assert {type(future.exception(20)) for future in futures} == {RequestLostError}
+    end = time.monotonic() + 20.0
+    while servers.loads["a"] and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (servers.loads, servers._parked) == ({"a": 0}, [])
     servers.close()
 
 

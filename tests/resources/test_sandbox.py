@@ -191,6 +191,15 @@ def test_unsafe_runs_without_bubblewrap_under_a_time_limit(monkeypatch: pytest.M
     assert bad.ended == "time"
 
 
+def test_a_program_that_cannot_be_started_leaves_no_file_open():
+    box = Sandbox(LIMITS, 1, is_unsafe=True)
+    box._python = Path("/nowhere/python")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError, match="/nowhere/python"):
+        asyncio.run(box.run(Program(source="print(1)")))
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_the_filter_is_made_of_whole_instructions_and_unknown_machines_are_refused():
     assert len(seccomp_program("x86_64")) % 8 == 0
     assert len(seccomp_program("aarch64")) % 8 == 0

@@ -1,6 +1,7 @@
 """Code rewards without running anything: what is taken for code, which programs are planned, what outputs are worth."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -76,6 +77,32 @@ def test_tests_in_extra_come_before_the_answer_and_a_list_is_asserts():
 def test_a_row_without_tests_cannot_be_scored(answer: Any):
     with pytest.raises(ValueError, match="the row"):
         read_tests(answer, {})
+
+
+CASE = {"args": [1], "expected": 2}
+MALFORMED = {
+    "give an object with function and cases": {"calls": [CASE]},
+    "the row's calls name function None; give": {"calls": {"cases": [CASE]}},
+    "the row's calls name function 3; give": {"calls": {"function": 3, "cases": [CASE]}},
+    "among its cases; give objects with args and expected": {"calls": {"function": "f", "cases": [[1, 2]]}},
+    "expected': 2}\" among its cases; give": {"calls": {"function": "f", "cases": [{"expected": 2}]}},
+    "the row's cases are": {"calls": {"function": "f", "cases": CASE}},
+    "a case whose args are 'ab'; give a list": {"calls": {"function": "f", "cases": [{"args": "ab", "expected": 2}]}},
+    "among its io; give objects with input and output": {"io": ["1 2"]},
+    "the row's io are": {"io": {"input": "1", "output": "2"}},
+    "'1'}\" among its io; give": {"io": [{"input": "1"}]},
+    "the row's asserts are 'assert True'; give a list": {"asserts": "assert True"},
+    "the row has 3 among its asserts; give lines of Python": {"asserts": [3]},
+    "the row has None among its asserts": [None],
+    "the row's tests are no JSON": "[" * 5000,
+}
+
+
+@pytest.mark.parametrize(("why", "answer"), MALFORMED.items())
+def test_tests_of_another_shape_are_no_tests_and_the_message_says_what_to_give(why: str, answer: Any):
+    with pytest.raises(ValueError, match=re.escape(why)) as told:
+        plan_runs(BLOCK, answer, {})
+    assert str(told.value).startswith("the row")
 
 
 SAME = [(1, 1.0), (None, None), ([1, [2.0]], [1, [2]]), (0.1 + 0.2, 0.3)]
