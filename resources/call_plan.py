@@ -190,7 +190,7 @@ def join_answers(method: MethodInfo, topology: Topology, answers: list[Any]) -> 
         return answers[0]
     if mode is Dispatch.METRICS:
         return _reduce_metrics(f"{topology.role}.{method.name}", method.marking.reduce, answers)
-    joins = mode in (Dispatch.SPLIT_ROWS, Dispatch.MESH) and method.marking.join and not method.marking.bulk
+    joins = mode in (Dispatch.SPLIT_ROWS, Dispatch.MESH) and not method.marking.bulk
     if joins and all(has_rows(answer) for answer in answers):
         return join_rows(answers)
     return answers

@@ -62,7 +62,6 @@ class Marking:
     split: tuple[str, ...] | None = None
     reduce: Mapping[str, Reduction] = field(default_factory=dict[str, Reduction])
     scatter: Dispatch = Dispatch.BROADCAST
-    join: bool = True
     read_only: bool = False
 
 
@@ -95,7 +94,6 @@ def dispatch(
     split: Sequence[str] | None = None,
     reduce: Mapping[str, Reduction] | None = None,
     scatter: Dispatch = Dispatch.BROADCAST,
-    join: bool = True,
     read_only: bool = False,
 ) -> Callable[[Method], Method]:
     """Mark a worker method.
@@ -108,7 +106,6 @@ def dispatch(
             sent whole. Left out: every argument that has rows is cut; with PER_RANK every argument is a list.
         reduce: METRICS only, metric name or pattern (`time/*`) -> sum, mean, max or min. Nothing is guessed.
         scatter: METRICS only, how its arguments are split.
-        join: SPLIT_ROWS and MESH; False keeps the list of parts.
         read_only: arrays arrive as views of shared memory instead of copies; the method must not write into them.
 
     Raises:
@@ -131,7 +128,6 @@ def dispatch(
         split=None if split is None else tuple(split),
         reduce=dict(reduce or {}),
         scatter=scatter,
-        join=join,
         read_only=read_only,
     )
 

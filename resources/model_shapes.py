@@ -23,6 +23,18 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our name -> what Hugging Face's config.json calls it."""
 
+TIED_BY_DEFAULT = {
+    "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gemma4_text", "gpt2", "gpt_bigcode",
+    "gpt_neo", "mpt", "opt", "smollm3", "starcoder2",
+}  # fmt: skip
+UNTIED_BY_DEFAULT = {
+    "apertus", "arcee", "deepseek_v2", "deepseek_v3", "exaone4", "glm", "glm4", "glm4_moe", "gpt_neox", "gpt_oss",
+    "gptj", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "llama", "ministral", "mistral", "mixtral",
+    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "seed_oss", "stablelm",
+}  # fmt: skip
+"""What `transformers` takes a missing `tie_word_embeddings` for, by `model_type`; a type in neither is left unsaid."""
+
 
 def shape_contradictions(models: Mapping[str, ModelConfig]) -> Iterator[Problem]:
     """Sizes in the config that the model's own config.json tells otherwise; `models` by their paths in the config."""
@@ -87,7 +99,11 @@ def read_shape(path: str, file: str | Path, data: Mapping[str, Any]) -> ModelSha
             found[ours] = value
     if "intermediate_size" not in found and "hidden_size" in found:
         found["intermediate_size"] = 4 * found["hidden_size"]  # GPT-2's n_inner: null means four times
-    found["tied_embeddings"] = bool(data.get("tie_word_embeddings", False))
+    is_tied = data.get("tie_word_embeddings")
+    if is_tied is None and data.get("model_type") in TIED_BY_DEFAULT | UNTIED_BY_DEFAULT:
+        is_tied = data["model_type"] in TIED_BY_DEFAULT
+    if is_tied is not None:
+        found["tied_embeddings"] = bool(is_tied)
     try:
         return ModelShape.model_validate(found)
     except ValidationError as error:

@@ -141,6 +141,19 @@ def test_metrics_are_reduced_as_declared_and_never_by_their_name() -> None:
     }
 
 
+def test_the_arguments_of_a_metrics_method_are_split_as_scatter_says() -> None:
+    class Worker:
+        @dispatch(Dispatch.METRICS, reduce={"count": "sum"}, scatter=Dispatch.SPLIT_ROWS)
+        def count(self, rows: list[int]) -> dict[str, float]:
+            return {"count": float(len(rows))}
+
+    info, topology = marked_methods(Worker)["count"], Topology(role="echo", world_size=2)
+    made = plan_call(info, topology, ([7, 8, 9],), {}, lambda value: value)
+    assert made.arguments == [(([7, 8],), {}), (([9],), {})]
+    answers = [Worker().count(*args) for args, _ in made.arguments]
+    assert join_answers(info, topology, answers) == {"count": 3.0}
+
+
 def test_an_undeclared_metric_is_named() -> None:
     topology = Topology(role="echo", world_size=1)
     with pytest.raises(ValueError, match=r"echo\.measure_undeclared: metric 'mystery' has no declared reduction"):

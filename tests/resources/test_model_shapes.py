@@ -7,7 +7,7 @@ import pytest
 
 from configs.model import ModelConfig, ModelShape
 from configs.problems import ConfigError
-from resources.model_shapes import shape_of
+from resources.model_shapes import TIED_BY_DEFAULT, UNTIED_BY_DEFAULT, shape_contradictions, shape_of
 
 LLAMA = {
     "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2,
@@ -35,7 +35,37 @@ def test_gpt2s_names_and_its_missing_inner_size_are_understood(tmp_path: Path):
         json.dumps({"n_layer": 2, "n_embd": 8, "n_head": 2, "n_inner": None, "n_positions": 32, "vocab_size": 10})
     )
     shape = shape_of("model", ModelConfig(path=str(tmp_path)))
-    assert (shape.intermediate_size, shape.max_positions, shape.tied_embeddings) == (32, 32, False)
+    assert (shape.intermediate_size, shape.max_positions) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "is_tied", "parameters"), [("gemma2", True, 80 + 1192), ("llama", False, 160 + 1192)]
+)
+def test_an_output_head_that_the_file_does_not_speak_of_is_that_of_the_model_type(
+    tmp_path: Path, model_type: str, is_tied: bool, parameters: int
+):
+    model = folder(tmp_path, model_type=model_type, tie_word_embeddings=None)
+    shape = shape_of("model", model)
+    assert (shape.tied_embeddings, shape.num_parameters) == (is_tied, parameters)
+    for given in (True, False):
+        with_shape = model.model_copy(update={"shape": shape.model_copy(update={"tied_embeddings": given})})
+        told = [problem.path for problem in shape_contradictions({"model": with_shape})]
+        assert told == ([] if given is is_tied else ["model.shape.tied_embeddings"])
+
+
+def test_an_output_head_of_an_unknown_model_type_contradicts_nothing(tmp_path: Path):
+    model = folder(tmp_path, model_type="of_my_own", tie_word_embeddings=None)
+    for given in (True, False):
+        shape = shape_of("model", model).model_copy(update={"tied_embeddings": given})
+        assert list(shape_contradictions({"model": model.model_copy(update={"shape": shape})})) == []
+
+
+@pytest.mark.parametrize("model_type", sorted(TIED_BY_DEFAULT | UNTIED_BY_DEFAULT))
+def test_the_defaults_of_model_types_are_those_of_transformers(model_type: str):
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[model_type]().get_text_config()
+    assert config.tie_word_embeddings is (model_type in TIED_BY_DEFAULT)
 
 
 def test_the_configs_own_shape_comes_first(tmp_path: Path):
