@@ -31,9 +31,9 @@ from resources.local_group import LocalGroup  # noqa: E402
 from tasks.algorithms.evaluation import bootstrap_interval  # noqa: E402
 from tasks.dynamic_sampling import rows_of  # noqa: E402
 from tasks.host import use_host  # noqa: E402
-from tasks.local_run import LocalRun, cast_here, warm_up_here  # noqa: E402
 from tasks.replies import call  # noqa: E402
 from tasks.reward import score_rows  # noqa: E402
+from tests.tasks.local_run import LocalRun, cast_here, warm_up_here  # noqa: E402
 
 NAMES: tuple[str, ...] = tuple(name for name in get_args(AlgorithmName) if name != "distillation")
 ALONE = ("ppo", "decoupled_ppo", "reinforce_plus_plus", "remax")

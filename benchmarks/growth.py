@@ -84,7 +84,7 @@ def work_config(prompts: int, length: int, group: int) -> RunConfig:
 
 def work(repeats: int = 3) -> tuple[dict[str, Points], list[Figure]]:
     """Seconds of a real iteration against each size."""
-    from tasks.local_run import LocalRun, cast_here
+    from tests.tasks.local_run import LocalRun, cast_here
 
     groups = cast_here(work_config(BASE["prompts"], LONGEST, max(WAYS["group"])))
     sampler = groups["rollout"].workers[0]

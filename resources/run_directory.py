@@ -130,8 +130,18 @@ class RunDirectory:
             self._lock = None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Store the resolved config."""
-        (self.path / "config.yaml").write_text(write_plain_yaml(dict(config)))
+        """Store the resolved config: whole and on the disk, or not at all. Raises OSError (a full disk, say)."""
+        aside = self.path / ".config.yaml.writing"
+        with aside.open("w") as file:
+            file.write(write_plain_yaml(dict(config)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self.config_file)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name, too
+        finally:
+            os.close(folder)
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
         """Add one JSON line and have it on the disk before returning. Raises OSError with the file as it was."""

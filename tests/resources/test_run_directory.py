@@ -1,11 +1,12 @@
 """The run folder: never overwritten, never run twice at once, and cut back to what was committed."""
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from configs.load import dump_config, load_config
-from resources.run_directory import SIDE_RUN, RunDirectory, RunDirectoryError, check_free, read_lines
+from resources.run_directory import SIDE_RUN, RunDirectory, RunDirectoryError, check_free, is_run_folder, read_lines
 
 
 def test_an_existing_run_is_refused_with_the_way_out(run_dir: Path):
@@ -44,6 +45,19 @@ def test_a_config_is_read_back_as_it_was_written(run_dir: Path, name: str):
     config = load_config("quickstart", [f"name='{name}'"])
     run.write_config(dump_config(config))
     assert load_config(run.path / "config.yaml") == config
+    run.release()
+
+
+def test_a_config_whose_write_is_cut_off_is_not_there(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            run.write_config(dump_config(load_config("quickstart")))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not is_run_folder(run.path)
     run.release()
 
 

@@ -16,7 +16,7 @@ from resources.update_plan import make_update_plans
 from resources.workers.actor import ActorWorker
 from resources.workers.demonstrations import DemonstrationWorker
 from tasks.algorithms.supervised import supervised_objective
-from tasks.local_run import LocalRun, cast_here
+from tests.tasks.local_run import LocalRun, cast_here
 
 LARGE = ModelShape(num_layers=2, hidden_size=64, intermediate_size=256, num_heads=4, vocab_size=128, max_positions=32)
 SMALL = LARGE.model_copy(update={"num_layers": 1})

@@ -8,7 +8,7 @@ import yaml
 from configs.load import load_config
 from configs.run import RunConfig
 from resources.local_group import LocalGroup
-from tasks.local_run import LocalRun, cast_here
+from tests.tasks.local_run import LocalRun, cast_here
 
 SMALL = (
     "rollout.engine=scripted",

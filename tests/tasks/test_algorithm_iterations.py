@@ -32,6 +32,14 @@ def test_an_iteration_of_the_algorithm_moves_the_policy(small_cast: SmallCast, n
     assert ("critic/loss" in metrics) == (name in ("ppo", "decoupled_ppo"))
 
 
+def test_the_actor_takes_no_step_while_only_the_critic_learns(small_cast: SmallCast):
+    run = small_cast.run(small_config("algorithm.critic_warmup_iterations=1"))
+    first, second = run.iterate(), run.iterate()
+    assert "actor/loss" not in first
+    assert "critic/loss" in first
+    assert {"actor/loss", "critic/loss"} < set(second)
+
+
 def test_remax_subtracts_the_score_of_the_greedy_response(small_cast: SmallCast):
     run = small_cast.run(small_config("algorithm.name=remax", "algorithm.kl.coef=0.0"))
     metrics = run.iterate()

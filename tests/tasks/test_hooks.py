@@ -9,10 +9,10 @@ from torch import tensor
 
 from configs.load import load_config
 from tasks.hooks import checked_advantages, checked_loss, own_function
-from tasks.local_run import LocalRun, cast_here
 from tasks.objectives_of import actor_columns, actor_loss, advantage_columns, advantage_function
 from tests.tasks import hooks_here
 from tests.tasks.local_cast import small_config
+from tests.tasks.local_run import LocalRun, cast_here
 
 HERE = "tests.tasks.hooks_here"
 MASK = tensor([[False, True, True], [False, True, False]])

@@ -11,8 +11,8 @@ from configs.run import RunConfig
 from resources.rows import Rows
 from tasks.dynamic_sampling import rows_of, sample
 from tasks.host import use_host
-from tasks.local_run import LocalRun, cast_here
 from tests.tasks.local_cast import small_config
+from tests.tasks.local_run import LocalRun, cast_here
 
 SERVED = (
     "rollout.servers.enabled=true",

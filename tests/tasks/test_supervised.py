@@ -23,9 +23,9 @@ from resources.workers.preferences import PreferenceWorker
 from resources.workers.reward_model import RewardModelWorker
 from resources.workers.reward_trainer import RewardTrainerWorker
 from tasks.host import call_step, use_host
-from tasks.local_run import LocalRun, cast_here, warm_up_here
 from tasks.supervised import both_rows, preferences, publish_reward_model, reward_model_fit
 from tests.tasks.local_cast import SmallCast, small_config
+from tests.tasks.local_run import LocalRun, cast_here, warm_up_here
 
 WIDE = ("model.shape.hidden_size=64", "model.shape.intermediate_size=128", "model.shape.num_layers=2")
 

@@ -6,8 +6,8 @@ import pytest
 
 from configs.model import ModelConfig
 from configs.run import RunConfig
-from tasks.local_run import LocalRun, cast_here
 from tests.tasks.lessons import accuracy_of_the_teachers, lesson, make_teacher, write_tasks
+from tests.tasks.local_run import LocalRun, cast_here
 
 Taught = tuple[Path, dict[str, dict[str, Path]]]
 """Folder of the teachers, by name, and the files of their tasks."""

@@ -109,7 +109,10 @@ class LocalRun:
         self.state = self.state.after(
             position=self.facts["rollout"]["next_position"],
             kl_coef=next_kl_coef(self.config, self.state.kl_coef, metrics),
-            parts=curriculum_after(self.state.parts, self.facts),
+            parts={
+                **{name: facts["state"] for name, facts in self.facts.items() if "state" in facts},
+                **curriculum_after(self.state.parts, self.facts),
+            },
         )
         return metrics
 
@@ -135,7 +138,8 @@ class LocalRun:
         everything = list(done.values())
         if self.samples_folder is not None:
             done["samples"] = call_step(samples, at, everything, str(self.samples_folder))
-        done["actor-update"] = call_step(actor_update, at, everything)
+        if at.iteration >= config.algorithm.critic_warmup_iterations or "critic" not in has:
+            done["actor-update"] = call_step(actor_update, at, everything)
         if "critic" in has:
             done["critic-update"] = call_step(critic_update, at, everything)
         refresh_every = config.algorithm.kl.refresh_every
