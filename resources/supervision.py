@@ -93,7 +93,7 @@ class Supervisor:
             return self._incarnations[name]
 
     def watch(self, facts: GroupFacts, on_failure: Callable[[Failure], None]) -> None:
-        """Begin to watch an incarnation; `on_failure` is called once, in the supervisor's thread or that of a `keep`."""
+        """Begin to watch an incarnation; `on_failure` is called once, in the thread of the supervisor or of `keep`."""
         now, kills = time.monotonic(), memory_kills()
         ranks = [_RankState(facts=rank, beat_at=now, memory_kills=(kills, kills)) for rank in facts.ranks]
         with self._lock:
