@@ -1,5 +1,7 @@
 """One, two and three data-parallel ranks train the same model, and no rank waits for ever."""
 
+import json
+
 import pytest
 import torch
 
@@ -47,6 +49,28 @@ def test_data_parallel_ranks_train_the_same_actor_as_one(alone, dp_size, fsdp):
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+def train_and_save(folder):
+    """Two ranks with the whole model each; a fresh actor of theirs loads what they saved."""
+    worker, rows = actor(fsdp=False), make_rows(6)
+    worker.update(scored(worker, rows), plans(rows, dp_size=2)[worker.rank], PPO, TEMPERATURE)
+    worker.save_checkpoint(folder)
+    torch.distributed.barrier()
+    again = actor(fsdp=False)
+    again.load_checkpoint(folder)
+    return weights_of(worker), largest_gap(weights_of(worker), weights_of(again))
+
+
+def test_ranks_with_the_whole_model_each_save_it_once_and_one_process_loads_it(tmp_path):
+    ranks = run_ranked(train_and_save, 2, str(tmp_path))
+    boxes = [json.loads((tmp_path / "actor" / f"rank-0000{rank}.json").read_text())["boxes"] for rank in (0, 1)]
+    assert set(boxes[1]) == {"rank.rng"}
+    assert {"model.lm.model.norm.weight", "optimizer.exp_avg.lm.model.norm.weight"} <= set(boxes[0])
+    again = actor()
+    again.load_checkpoint(str(tmp_path))
+    assert largest_gap(weights_of(again), ranks[0][0]) == 0.0
+    assert [gap for _, gap in ranks] == [0.0, 0.0]
 
 
 def train_critic(dp_size):
