@@ -68,7 +68,7 @@ def test_an_episode_talks_to_its_environment_until_that_ends_it() -> None:
 def test_the_grader_reads_the_score_and_a_failed_environment_is_unscorable() -> None:
     assert environment_score("", "", "", {"environment_score": 0.25}).value == 0.25
     assert environment_score("", "", "", {"environment_score": None}).value is None
-    with pytest.raises(ValueError, match=r"needs rollout\.tools\.environment"):
+    with pytest.raises(ValueError, match=r"needs rollout\.tools\.environment, .* rollout\.servers\.agent"):
         environment_score("", "", "", {})
 
 
