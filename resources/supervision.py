@@ -93,11 +93,7 @@ class Supervisor:
             return self._incarnations[name]
 
     def watch(self, facts: GroupFacts, on_failure: Callable[[Failure], None]) -> None:
-<<<<<<< HEAD
-        """Begin to watch an incarnation; `on_failure` is called once, in this thread or that of a `keep`."""
-=======
         """Begin to watch an incarnation; `on_failure` is called once, in the thread of the supervisor or of `keep`."""
->>>>>>> fix-b
         now, kills = time.monotonic(), memory_kills()
         ranks = [_RankState(facts=rank, beat_at=now, memory_kills=(kills, kills)) for rank in facts.ranks]
         with self._lock:

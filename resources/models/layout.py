@@ -28,7 +28,9 @@ def lay_out(
     Returns the names of parameters whose gradients are to be summed over the tensor-parallel ranks before a step.
     """
     if not is_trained and layout.world_size == 1:
-        module.to(device, DTYPES[model.dtype])
+        module.to(device)
+        for parameter in module.parameters():  # and no buffer: rotary frequencies are float32, as in every other role
+            parameter.data = parameter.data.to(DTYPES[model.dtype])
         return ()
     scorer, network, prefix = _parts(module)
     partial: tuple[str, ...] = ()

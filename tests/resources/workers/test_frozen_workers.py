@@ -18,7 +18,7 @@ from resources.workers.compute import ComputeWorker
 from resources.workers.reference import ReferenceWorker
 from resources.workers.reward_model import RewardModelWorker
 from tests.resources.workers.ranked_processes import run_ranked
-from tests.resources.workers.tiny import MODEL, PPO, TEMPERATURE, actor, make_rows, plans, rows_of, scored
+from tests.resources.workers.tiny import MODEL, PPO, SHAPE, TEMPERATURE, actor, make_rows, plans, rows_of, scored
 
 SETTINGS = TrainedRoleConfig(micro_batch_size=2)
 
@@ -34,6 +34,15 @@ def test_the_reference_starts_as_the_actor_and_stays_while_it_learns():
     torch.testing.assert_close(before, rows["old_log_probs"].values(), atol=1e-6, rtol=1e-6)
     policy.update(rows, plans(rows)[0], PPO, TEMPERATURE)
     assert torch.equal(ref_log_probs(reference, rows), before)
+
+
+def test_in_bfloat16_the_reference_scores_far_positions_as_the_actor_that_it_is():
+    """Rotary frequencies rounded to bfloat16 put position 600 elsewhere: 0.003 apart here, more in a deeper model."""
+    shape = SHAPE.model_copy(update={"max_positions": 1024})
+    model = MODEL.model_copy(update={"dtype": "bfloat16", "shape": shape})
+    tokens = torch.randint(4, 100, (600,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = scored(actor(model), rows_of([tokens], [[0] + [1] * 599]))
+    assert torch.equal(ref_log_probs(ReferenceWorker(model, SETTINGS, 0), rows), rows["old_log_probs"].values())
 
 
 def test_a_refreshed_reference_is_the_actor_of_now():
