@@ -32,6 +32,13 @@ def test_an_iteration_of_the_algorithm_moves_the_policy(small_cast: SmallCast, n
     assert ("critic/loss" in metrics) == (name in ("ppo", "decoupled_ppo"))
 
 
+def test_prompts_of_an_engine_that_does_not_answer_end_the_step(small_cast: SmallCast):
+    run = small_cast.run(small_config("algorithm.name=rloo"), fresh=["rollout"])
+    run.context.groups["rollout"].workers[0].num_engines = 2  # the other half is another engine's, and there is none
+    with pytest.raises(ValueError, match="8 prompts were to be sampled and the engines that answered took 4"):
+        run.iterate()
+
+
 def test_remax_subtracts_the_score_of_the_greedy_response(small_cast: SmallCast):
     run = small_cast.run(small_config("algorithm.name=remax", "algorithm.kl.coef=0.0"))
     metrics = run.iterate()
