@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.layout import HYBRID_ROLES, ProcessGroup, process_groups
 from configs.model import ModelConfig
-from configs.pools import RoleConfig
+from configs.pools import RoleConfig, RoleName
 from configs.run import RunConfig
 from resources.cluster import Cluster
 from resources.processes import WorkerSpec
@@ -230,7 +230,7 @@ def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: b
     Only one of several fused roles, the one that `is_first`, claims the share of their process.
     """
     kind = duty.partition(".")[0]
-    roles = {done: role for role in group.roles for done in HYBRID_ROLES.get(role, (role,))}
+    roles: dict[str, RoleName] = {done: role for role in group.roles for done in HYBRID_ROLES.get(role, (role,))}
     # An advantage worker may be in no role of the config.
     placed = casting.config.roles.get(roles[HOSTS.get(kind, kind)]) or RoleConfig(pool=group.pool)
     pool = casting.config.pools[group.pool]
