@@ -166,7 +166,7 @@ class AlgorithmConfig(Config):
     def resolved(self) -> ResolvedAlgorithm:
         """Every knob decided: the user's value where there is one, else the vetted value of `name`."""
         vetted = DEFAULTS[self.name]
-        place: KlPlace = self.kl.place or vetted.kl_place
+        place: KlPlace = _first(self.kl.place, vetted.kl_place)
         return ResolvedAlgorithm(
             name=self.name,
             gamma=self.gamma,

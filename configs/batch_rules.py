@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
 
 
-_MAX_KL_ERROR = 0.2
+MAX_KL_ERROR = 0.2
 """The adaptive controller's largest relative error, see `tasks.algorithms.kl`; rules import no torch."""
 
 
@@ -142,10 +142,10 @@ def kl_settings_act(config: "RunConfig") -> Iterator[Problem]:
         if kl.refresh_every is not None:
             rule = "algorithm.kl.coef is 0, so there is no reference to refresh"
             yield Problem("algorithm.kl.refresh_every", kl.refresh_every, rule, "set coef above 0, or leave it out")
-    if kl.controller == "adaptive" and kl.horizon <= _MAX_KL_ERROR * config.rows_per_iteration:
+    if kl.controller == "adaptive" and kl.horizon <= MAX_KL_ERROR * config.rows_per_iteration:
         rows = config.rows_per_iteration
-        rule = f"an iteration has {rows} rows, and a move of {_MAX_KL_ERROR} x rows / horizon could turn coef negative"
-        least = f"set it above {_MAX_KL_ERROR * rows:g}, for example to {20 * rows}"
+        rule = f"an iteration has {rows} rows, and a move of {MAX_KL_ERROR} x rows / horizon could turn coef negative"
+        least = f"set it above {MAX_KL_ERROR * rows:g}, for example to {20 * rows}"
         yield Problem("algorithm.kl.horizon", kl.horizon, rule, least)
     if (
         kl.coef

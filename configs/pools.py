@@ -116,4 +116,5 @@ class RoleConfig(Config):
     worker: str | None = None
     """Import path `package.module:Class` of a worker class of your own."""
     tensor_parallel: Count = 1
+    """Ranks that share each layer; fused roles may have different ones, and so it is with `sequence_parallel`."""
     sequence_parallel: Count = 1

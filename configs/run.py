@@ -1,6 +1,6 @@
 """The whole configuration of a run, and the checks that span its sections."""
 
-from typing import Annotated, get_args
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -26,7 +26,6 @@ from configs.training import (
     TrainedRoleConfig,
 )
 
-ROLE_NAMES: tuple[str, ...] = get_args(RoleName)
 READERS_OF_OLD_LOG_PROBS = ("clip_cov", "kl_cov", "distillation")
 """Algorithms whose advantages are made from the actor's own log-probs."""
 

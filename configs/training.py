@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Count, Folder, Fraction, Items, Name, Seconds, Strings
+from configs.base import Config, Count, Folder, Items, Name, Seconds, Strings
 from configs.model import ModelConfig, OptimizerConfig
 
 
@@ -172,6 +172,3 @@ class RayConfig(Config):
     object_store_bytes: Annotated[int, Field(ge=80_000_000)] = 512 * 2**20
     placement_deadline_seconds: Seconds = 120.0
     connect_deadline_seconds: Seconds = 20.0
-
-
-MemoryFraction = Fraction

@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.layout import HYBRID_ROLES, ProcessGroup, process_groups
 from configs.model import ModelConfig
-from configs.pools import RoleName
+from configs.pools import RoleConfig, RoleName
 from configs.run import RunConfig
 from resources.cluster import Cluster
 from resources.processes import WorkerSpec
@@ -56,12 +56,12 @@ class Casting:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-Arguments = Callable[[Casting, ProcessGroup], dict[str, Any]]
+Arguments = Callable[[Casting, ProcessGroup, RoleConfig], dict[str, Any]]
+"""Of the config's role that does the duty: fused roles share processes, and each is cut as its own entry says."""
 
 
 def _trained(settings: str) -> Arguments:
-    def arguments(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
-        role = cast.config.roles[group.roles[0]]
+    def arguments(cast: Casting, group: ProcessGroup, role: RoleConfig) -> dict[str, Any]:
         return {
             "args": (cast.model, getattr(cast.config, settings), cast.config.seed),
             "kwargs": {
@@ -74,32 +74,30 @@ def _trained(settings: str) -> Arguments:
     return arguments
 
 
-def _rollout(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
-    tensor_parallel = cast.config.roles[group.roles[0]].tensor_parallel
+def _rollout(cast: Casting, group: ProcessGroup, role: RoleConfig) -> dict[str, Any]:
     replica = {"replica": int(group.part)} if group.part else {}
     return {
         "args": (cast.config.rollout, cast.model, cast.config.data, cast.config.seed),
         "kwargs": {
             "threads": group.threads,
-            "tensor_parallel": tensor_parallel,
+            "tensor_parallel": role.tensor_parallel,
             "validation": cast.config.validation,
             **replica,
         },
     }
 
 
-def _reward(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+def _reward(cast: Casting, group: ProcessGroup, role: RoleConfig) -> dict[str, Any]:
     return {"args": (cast.config.reward, tokenizer_folder(cast), cast.graders)}
 
 
-def _teacher(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+def _teacher(cast: Casting, group: ProcessGroup, role: RoleConfig) -> dict[str, Any]:
     teacher = next(teacher for teacher in cast.config.teachers if teacher.name == group.part)
-    role = cast.config.roles["teacher"]
     kwargs = {"student": cast.model, "threads": group.threads, "tensor_parallel": role.tensor_parallel}
     return {"args": (teacher.model, cast.config.actor, cast.config.seed), "kwargs": kwargs}
 
 
-def _env(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+def _env(cast: Casting, group: ProcessGroup, role: RoleConfig) -> dict[str, Any]:
     tools = cast.config.rollout.tools
     path = tools.environment if tools is not None else None
     if tools is None or path is None:
@@ -107,7 +105,7 @@ def _env(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
     return {"args": (path, tools.environment_options, tools.timeout_seconds)}
 
 
-def _demonstrations(cast: Casting, group: ProcessGroup) -> dict[str, Any]:
+def _demonstrations(cast: Casting, group: ProcessGroup, role: RoleConfig) -> dict[str, Any]:
     config = cast.config
     turns = config.sft.turns if config.sft is not None else ()
     return {"args": (cast.model, config.data, config.rollout, turns)}
@@ -154,10 +152,10 @@ ARGUMENTS: dict[str, Arguments] = {
     "rollout": _rollout,
     "reward": _reward,
     "teacher": _teacher,
-    "advantage": lambda cast, group: {"kwargs": {"threads": 1}},
+    "advantage": lambda cast, group, role: {"kwargs": {"threads": 1}},
     "env": _env,
     "demonstrations": _demonstrations,
-    "preferences": lambda cast, group: {"args": (cast.model, cast.config.data), "kwargs": {}},
+    "preferences": lambda cast, group, role: {"args": (cast.model, cast.config.data), "kwargs": {}},
     "reward_trainer": _trained("actor"),
 }
 """Role -> constructor arguments of its workers."""
@@ -167,6 +165,15 @@ OF_GRADERS: dict[str, Callable[[Casting, ProcessGroup, str], dict[str, Any]]] = 
     "judge": _judge,
 }
 """Models of graders, which sit in the processes of the reward workers."""
+
+HOSTS = {
+    "reward_model": "reward",
+    "judge": "reward",
+    "demonstrations": "actor",
+    "preferences": "actor",
+    "reward_trainer": "actor",
+}
+"""What the config has no role for -> the duty in whose processes it sits."""
 
 NEEDS_NO_RENDEZVOUS = ("reward", "advantage", "env")
 
@@ -223,13 +230,15 @@ def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: b
     Only one of several fused roles, the one that `is_first`, claims the share of their process.
     """
     kind = duty.partition(".")[0]
-    doing: list[RoleName] = [role for role in group.roles if duty in HYBRID_ROLES.get(role, (role,))]
-    role = doing[0] if doing else group.roles[0]
-    placed = casting.config.roles.get(role)
+    roles: dict[str, RoleName] = {done: role for role in group.roles for done in HYBRID_ROLES.get(role, (role,))}
+    # An advantage worker may be in no role of the config.
+    placed = casting.config.roles.get(roles[HOSTS.get(kind, kind)]) or RoleConfig(pool=group.pool)
     pool = casting.config.pools[group.pool]
-    mesh = Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel) if placed is not None else Mesh()
-    own = placed.worker if placed is not None and kind not in OF_GRADERS else None
-    arguments = OF_GRADERS[kind](casting, group, duty) if kind in OF_GRADERS else ARGUMENTS[kind](casting, group)
+    own = placed.worker if kind not in HOSTS else None
+    if kind in OF_GRADERS:
+        arguments = OF_GRADERS[kind](casting, group, duty)
+    else:
+        arguments = ARGUMENTS[kind](casting, group, placed)
     return WorkerSpec(
         role=duty,
         worker=own or WORKERS[kind],
@@ -237,8 +246,8 @@ def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: b
         fraction=(group.accelerators / pool.accelerators_per_bundle if is_first else 0.0),
         cpus=group.cpus if is_first else 0.0,
         threads=group.threads,
-        env=dict(placed.env) if placed is not None else {},
-        mesh=mesh,
+        env=dict(placed.env),
+        mesh=Mesh(tp=placed.tensor_parallel, sp=placed.sequence_parallel),
         rendezvous=duty not in NEEDS_NO_RENDEZVOUS,
         call_seconds=casting.config.recovery.call_deadline_seconds,
     )

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resources.grader_pool import GraderPool
-from resources.graders import Grader, GraderFailedError, Outcome, Sample, check_scores, describe
-
-FINISH_REASONS = ("stop", "length", "abort")
-"""By their number in the batch's column."""
+from resources.graders import FINISH_REASONS, Grader, GraderFailedError, Outcome, Sample, check_scores, describe
 
 
 class PoolBackend:

@@ -13,7 +13,9 @@ Kind = Literal["rule", "python", "model", "judge", "http", "sandbox"]
 Cause = Literal["timeout", "error", "nonsense"]
 CAUSES: tuple[Cause, ...] = ("timeout", "error", "nonsense")
 
-TRUNCATED = 1
+FINISH_REASONS = ("stop", "length", "abort")
+"""By their number in the batch's column, which `resources.engines.base.FinishReason` gives them."""
+TRUNCATED = FINISH_REASONS.index("length")
 """The finish reason of a response cut at the length limit."""
 
 

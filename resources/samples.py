@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resources.graders import Sample
+from resources.graders import FINISH_REASONS, Sample
 
 if TYPE_CHECKING:  # reports read samples without paying for torch
     from tensordict import TensorDictBase
@@ -33,7 +33,6 @@ class SamplesError(ValueError):
     """A file of samples that cannot be read, or is another program's."""
 
 
-FINISH_REASONS = ("stop", "length", "abort")
 Decoder = Callable[[Sequence[int]], str]
 
 

@@ -87,8 +87,10 @@ def sample(
     """Let the engines sample `count` prompts from a position on.
 
     `batch_id`: responses are graded under that name as they finish, while others are still sampled.
+
+    Raises ValueError when the engines that answered did not take all prompts: the others' rows were never here.
     """
-    return call(
+    replies = call(
         "rollout",
         "sample",
         epoch,
@@ -103,6 +105,13 @@ def sample(
         **environment_options(),
         is_bulk=True,
     )
+    taken = sum(status["num_prompts"] for status in replies.statuses)
+    if taken != count:
+        raise ValueError(
+            f"{count} prompts were to be sampled and the engines that answered took {taken}; as many ranks must answer "
+            "as there are engines, so give the workers the tensor_parallel of their role"
+        )
+    return replies
 
 
 def _stream(batch_id: str | None) -> RewardStream | None:

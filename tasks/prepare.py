@@ -16,7 +16,7 @@ from prefect.states import Crashed
 
 from configs.layout import process_groups, styles
 from configs.run import RunConfig
-from resources.casting import Casting, start_process_group
+from resources.casting import Casting, duties_of, start_process_group
 from resources.frozen_heap import frozen_heap
 from resources.run_directory import read_lines
 from resources.samples import cut_samples
@@ -136,7 +136,7 @@ def warm_up(run: Session, flow: Flow[Any, Any]) -> None:
 
 
 def _warm_up_once(run: Session, flow: Flow[Any, Any]) -> None:
-    place = next(group for group in process_groups(run.config) if "actor" in group.roles[0])
+    place = next(group for group in process_groups(run.config) if "actor" in duties_of(group))
     groups = start_process_group(run.cluster, _warm_up_casting(run), place, ["actor", "demonstrations"])
     try:
         run.hosts.attach(groups)

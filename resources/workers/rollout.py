@@ -139,7 +139,7 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
             environment: the env role's worker group, where the config has an environment.
 
         Returns:
-            status (metrics, facts per row, `next_position`, spans) and this engine's rows.
+            status (metrics, facts per row, `next_position`, this engine's `num_prompts`, spans) and its rows.
 
         Raises:
             RuntimeError: when the engine holds another policy version.
@@ -159,7 +159,7 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
         with self._awake():
             status, shard = self._generate(rows, sampling, self.run_seed, iteration, stream, environment)
         position = {"epoch": wanted.epoch, "start": wanted.start, "identity": self.prompts.identity}
-        return {**status, "next_position": position}, shard
+        return {**status, "next_position": position, "num_prompts": len(mine)}, shard
 
     @dispatch(Dispatch.MESH, bulk=True, split=())
     def evaluate(

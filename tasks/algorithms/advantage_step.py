@@ -96,13 +96,9 @@ def estimate_advantages(
     _check_columns(columns, needed)
     rewards, metrics = _place_rewards(columns, kl_coef if kl_in_reward else 0.0, kl_estimator)
     knobs = Knobs(
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        scale_by_std=scale_by_std,
-        pass_k=pass_k,
-        pass_threshold=pass_threshold,
+        gamma=gamma, gae_lambda=gae_lambda, scale_by_std=scale_by_std, pass_k=pass_k, pass_threshold=pass_threshold,
         bootstrap_truncated=bootstrap_truncated,
-    )
+    )  # fmt: skip
     advantages, returns = ESTIMATORS[estimator](rewards, knobs)
     new, gap = _correct(columns, rewards.mask, correction, correction_lower, correction_upper)
     new["token_rewards"] = rewards.token

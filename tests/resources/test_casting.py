@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.layout import process_groups
+from configs.layout import HYBRID_ROLES, process_groups
 from configs.load import load_config
 from resources.casting import Casting, worker_spec
 from resources.ranks import Mesh
@@ -24,3 +24,53 @@ def test_the_engines_are_made_of_as_many_ranks_as_the_config_says():
     group = next(group for group in process_groups(config) if group.name == "rollout")
     spec = worker_spec(Casting(config=config, model=config.model), group, "rollout")
     assert (spec.kwargs["tensor_parallel"], spec.mesh) == (2, Mesh(tp=2))
+
+
+@pytest.mark.parametrize("is_rollout_first", [False, True])
+def test_each_of_several_fused_roles_is_cut_as_its_own_entry_says(is_rollout_first: bool):
+    """Rows are dealt out by the mesh of a role: workers of other sizes would compute them twice, or for nobody."""
+    roles = [
+        "actor: {%s, sequence_parallel: 2}",
+        "rollout: {%s, tensor_parallel: 2}",
+        "reference: {%s}",
+        "critic: {%s}",
+    ]
+    order = [roles[1], roles[0], *roles[2:]] if is_rollout_first else roles
+    fused = ", ".join(role % "pool: main, colocate: fused" for role in order)
+    config = load_config(
+        "quickstart", ["pools.main={nodes: [4], cpus_per_bundle: 2}", f"roles={{{fused}, reward: {{pool: main}}}}"]
+    )
+    group = next(group for group in process_groups(config) if "actor" in group.roles)
+    sizes = {"actor": (1, 2), "rollout": (2, 1), "reference": (1, 1), "critic": (1, 1), "reward_trainer": (1, 2)}
+    for duty, (tp, sp) in sizes.items():
+        spec = worker_spec(Casting(config=config, model=config.model), group, duty)
+        assert (spec.kwargs["tensor_parallel"], spec.kwargs.get("sequence_parallel", 1)) == (tp, sp), duty
+        assert spec.mesh == Mesh(tp=tp, sp=sp), duty
+
+
+@pytest.mark.parametrize("hybrid", HYBRID_ROLES)
+def test_the_duties_of_a_hybrid_role_are_cut_alike(hybrid: str):
+    role = f"{{{hybrid}: {{pool: main, tensor_parallel: 2}}, reward: {{pool: main}}}}"
+    config = load_config(
+        "quickstart-grpo",
+        ["pools.main={nodes: [4], cpus_per_bundle: 2}", f"roles={role}", "algorithm.kl.coef=0"],
+    )
+    group = next(group for group in process_groups(config) if hybrid in group.roles)
+    for duty in HYBRID_ROLES[hybrid]:
+        spec = worker_spec(Casting(config=config, model=config.model), group, duty)
+        assert (spec.kwargs["tensor_parallel"], spec.mesh) == (2, Mesh(tp=2)), duty
+
+
+@pytest.mark.parametrize("first", ["actor", "rollout"])
+def test_what_sits_with_the_actor_has_its_place_and_a_worker_class_of_its_own(first: str):
+    order = [first, *({"actor", "rollout"} - {first})]
+    worker = {"actor": ", worker: 'my:Actor'", "rollout": ""}
+    fused = ", ".join(f"{role}: {{pool: main, colocate: fused{worker[role]}}}" for role in order)
+    config = load_config("quickstart-grpo", [f"roles={{{fused}, reward: {{pool: main}}}}", "algorithm.kl.coef=0"])
+    group = next(group for group in process_groups(config) if "actor" in group.roles)
+    workers = {
+        duty: worker_spec(Casting(config=config, model=config.model), group, duty).worker
+        for duty in ("actor", "demonstrations")
+    }
+    demonstrations = "resources.workers.demonstrations:DemonstrationWorker"
+    assert workers == {"actor": "my:Actor", "demonstrations": demonstrations}

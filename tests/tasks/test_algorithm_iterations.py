@@ -40,6 +40,13 @@ def test_the_actor_takes_no_step_while_only_the_critic_learns(small_cast: SmallC
     assert {"actor/loss", "critic/loss"} < set(second)
 
 
+def test_prompts_of_an_engine_that_does_not_answer_end_the_step(small_cast: SmallCast):
+    run = small_cast.run(small_config("algorithm.name=rloo"), fresh=["rollout"])
+    run.context.groups["rollout"].workers[0].num_engines = 2  # the other half is another engine's, and there is none
+    with pytest.raises(ValueError, match="8 prompts were to be sampled and the engines that answered took 4"):
+        run.iterate()
+
+
 def test_remax_subtracts_the_score_of_the_greedy_response(small_cast: SmallCast):
     run = small_cast.run(small_config("algorithm.name=remax", "algorithm.kl.coef=0.0"))
     metrics = run.iterate()

@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 
+from configs import batch_rules
 from configs.load import load_config
 from configs.problems import ConfigError
 from configs.reward import RULES, GraderConfig, JudgeConfig
 from configs.run import RunConfig
+from resources import graders
 from resources.code_grader import CodeSettings
-from resources.graders import Grader
+from resources.engines.base import FinishReason
+from resources.graders import FINISH_REASONS, Grader
 from resources.judge import HttpSettings, JudgeSettings
+from tasks.algorithms import diagnostics, kl
 from tasks.graders_of import build_graders, check_grader_options, check_graders
 from tasks.rewards.table import GRADERS
 
@@ -157,3 +161,10 @@ def test_a_plan_needs_no_key_but_tells_a_wrong_option():
 
 def test_the_config_knows_every_rule_and_no_other():
     assert set(RULES) == set(GRADERS)
+
+
+def test_what_two_layers_say_of_a_finish_reason_or_of_the_kl_controller_is_the_same():
+    """The algorithms import nothing of ours, rules and graders no torch: each has the number, and here they meet."""
+    assert [reason.name.lower() for reason in FinishReason] == list(FINISH_REASONS)
+    assert FinishReason.LENGTH == diagnostics.TRUNCATED == graders.TRUNCATED
+    assert batch_rules.MAX_KL_ERROR == kl.MAX_KL_ERROR

@@ -35,9 +35,13 @@ def sample_on_a_rank(folder: str) -> tuple[list, list, str]:
     return [output.token_ids for output in outputs], [output.log_probs for output in outputs], complaint
 
 
-def test_two_tensor_parallel_ranks_sample_as_one(vllm_engine, tiny_folder: Path):
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_tensor_parallel_ranks_sample_as_one_engine_of_however_many_their_world_has(
+    vllm_engine, tiny_folder: Path, world_size: int
+):
+    """Ranks that are fused with an actor of another layout are in one world with the peers of other engines."""
     alone = vllm_engine.generate(requests_for(6), Sampling())
-    for tokens, log_probs, complaint in run_ranked(sample_on_a_rank, 2, str(tiny_folder)):
+    for tokens, log_probs, complaint in run_ranked(sample_on_a_rank, world_size, str(tiny_folder)):
         assert tokens == [output.token_ids for output in alone]
         for mine, single in zip(log_probs, alone, strict=True):
             assert mine == pytest.approx(single.log_probs, abs=1e-4)
