@@ -89,9 +89,6 @@ def _of_the_graders(config: RunConfig) -> Iterator[tuple[str, str]]:
         if grader.on_failure != "retry":
             for key in _given(grader, ["retries"]):
                 yield f"reward.graders.{index}.{key}", f"on_failure is {grader.on_failure}"
-        if grader.kind != "sandbox":
-            for key in _given(grader, ["sandbox"]):
-                yield f"reward.graders.{index}.{key}", f"the grader is of kind {grader.kind}"
 
 
 def _given(section: BaseModel, keys: Iterable[str]) -> Iterator[str]:

@@ -23,7 +23,6 @@ from configs.unread import unread_notes
         (["rollout.servers.max_redispatches=5"],
          "rollout.servers.max_redispatches is set, and rollout.servers.enabled is false"),
         (["reward.graders.0.retries=9"], "reward.graders.0.retries is set, and on_failure is exclude"),
-        (["reward.graders.0.sandbox=unsafe"], "reward.graders.0.sandbox is set, and the grader is of kind rule"),
         (["recovery={enabled: false, snapshot_every: 7}"], "recovery.snapshot_every is set, and recovery.enabled is"),
         (["validation={every: 0, at_start: false, at_end: false, sources: [{name: v, kind: sorting, seed: 9}]}"],
          "validation.sources is set, and validation.every is 0, and neither at_start nor at_end is true"),

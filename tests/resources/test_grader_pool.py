@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import pytest
 from resources.grader_pool import GraderImportError, GraderPool, PoolFunction
 from resources.graders import GraderFailedError
 from resources.process_facts import is_running, processes_with_environment
+from tests.alone import alone
 
 GRADERS = """
 import asyncio, os, signal, subprocess, sys, threading, time
@@ -131,39 +133,40 @@ def room_for(descriptors: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+async def _short_of(descriptors: int, pool: GraderPool) -> Any:
+    assert await outcome(pool, "right", "4", answer="4") == 1.0
+    os.kill(pool._forker.pid, signal.SIGKILL)  # pyright: ignore[reportOptionalMemberAccess]
+    await wait_for(lambda: not is_running(pool.pids[0]))  # it ends with its forker
+    held = len(os.listdir("/proc/self/fd"))
+    with room_for(descriptors):
+        failed = await asyncio.wait_for(outcome(pool, "right", "4", answer="4"), 60.0)
+    after = await asyncio.wait_for(outcome(pool, "right", "4", answer="4"), 60.0)
+    return failed, after, pool.size, len(os.listdir("/proc/self/fd")) - held
+
+
 @pytest.mark.parametrize("descriptors", [0, 1, 2, 4])
 def test_a_node_out_of_descriptors_fails_a_call_and_the_next_one_works(module: str, descriptors: int):
     """None is left for a process's connection, for the forker's, or for what starts the forker.
 
     Each takes two; the dead process's connection gives one back, and so does the dead forker's.
     """
+    assert alone(run, module, functools.partial(_short_of, descriptors), 1) == ("error", 1.0, 1, 0)
 
-    async def test(pool: GraderPool) -> Any:
-        assert await outcome(pool, "right", "4", answer="4") == 1.0
-        os.kill(pool._forker.pid, signal.SIGKILL)  # pyright: ignore[reportOptionalMemberAccess]
-        await wait_for(lambda: not is_running(pool.pids[0]))  # it ends with its forker
-        held = len(os.listdir("/proc/self/fd"))
-        with room_for(descriptors):
-            failed = await asyncio.wait_for(outcome(pool, "right", "4", answer="4"), 60.0)
-        after = await asyncio.wait_for(outcome(pool, "right", "4", answer="4"), 60.0)
-        return failed, after, pool.size, len(os.listdir("/proc/self/fd")) - held
 
-    assert run(module, test, processes=1) == ("error", 1.0, 1, 0)
+async def _unable_to_look(pool: GraderPool) -> Any:
+    asleep = asyncio.create_task(outcome(pool, "sleep", "60", timeout=60.0))
+    await wait_for(lambda: pool._busy)
+    with room_for(0):
+        waiting = asyncio.create_task(outcome(pool, "right", "4", answer="4"))
+        await asyncio.sleep(0.2)
+    later = await asyncio.wait_for(outcome(pool, "right", "5", answer="4"), 30.0)
+    found = await asyncio.wait_for(waiting, 30.0), later
+    asleep.cancel()
+    return found
 
 
 def test_a_pool_that_could_not_look_at_its_processes_grows_again_with_the_next_call(module: str):
-    async def test(pool: GraderPool) -> Any:
-        asleep = asyncio.create_task(outcome(pool, "sleep", "60", timeout=60.0))
-        await wait_for(lambda: pool._busy)
-        with room_for(0):
-            waiting = asyncio.create_task(outcome(pool, "right", "4", answer="4"))
-            await asyncio.sleep(0.2)
-        later = await asyncio.wait_for(outcome(pool, "right", "5", answer="4"), 30.0)
-        found = await asyncio.wait_for(waiting, 30.0), later
-        asleep.cancel()
-        return found
-
-    assert run(module, test, processes=1) == (1.0, 0.0)
+    assert alone(run, module, _unable_to_look, 1) == (1.0, 0.0)
 
 
 def test_a_process_with_leaked_threads_is_replaced(module: str):

@@ -17,6 +17,7 @@ import pytest
 from resources.failures import Failure, GroupFacts, RankFacts
 from resources.process_facts import host_identity
 from resources.supervision import Supervisor
+from tests.alone import alone
 
 SECONDS = 20.0
 
@@ -136,9 +137,10 @@ def test_who_says_nothing_is_let_go(supervisor: Supervisor, monkeypatch: pytest.
             rank.recv(1)
 
 
-def test_a_process_without_a_free_descriptor_lets_nobody_in_until_it_has_one(supervisor: Supervisor):
+def _knock_without_a_free_descriptor() -> bytes:
+    """How the answer begins once there is a descriptor again; none comes before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as connection:
+    with contextlib.closing(Supervisor("127.0.0.1")) as supervisor, socket.socket() as connection:
         free = os.dup(connection.fileno())
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
@@ -151,7 +153,11 @@ def test_a_process_without_a_free_descriptor_lets_nobody_in_until_it_has_one(sup
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         connection.settimeout(SECONDS)
-        assert connection.recv(1) == b"{"
+        return connection.recv(1)
+
+
+def test_a_process_without_a_free_descriptor_lets_nobody_in_until_it_has_one():
+    assert alone(_knock_without_a_free_descriptor) == b"{"
 
 
 @pytest.mark.parametrize(
