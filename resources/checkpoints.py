@@ -24,6 +24,7 @@ from resources.tensor_files import file_checksum, sync_file
 FORMAT = 2
 """1 had other checksums."""
 _NAME = re.compile(r"^iteration-(\d{6,})$")
+_REMOVED = "-removed"
 
 
 class CheckpointError(ValueError):
@@ -67,7 +68,7 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(".writing-*"):
             if leftover not in self._open:
-                shutil.rmtree(leftover)
+                shutil.rmtree(leftover, ignore_errors=leftover.name.endswith(_REMOVED))  # it waits for the next save
         staging = self.folder / f".writing-{iteration:06d}-{os.getpid()}"
         self._open.add(staging)
         shutil.rmtree(staging, ignore_errors=True)
@@ -105,6 +106,8 @@ class CheckpointStore:
 
     def _stands(self, manifest: Manifest) -> bool:
         """Whether that iteration has a checkpoint to go on from: whole, and of the lines that metrics.jsonl holds."""
+        if manifest.iteration in self.passed_over:
+            return False
         try:
             return self.read(manifest.iteration).metrics_bytes == manifest.metrics_bytes
         except (CheckpointError, OSError):
@@ -112,7 +115,7 @@ class CheckpointStore:
 
     def _set_aside(self, iteration: int) -> Path:
         """Take a checkpoint's name away at once: a half-removed folder must never look like a checkpoint."""
-        doomed = self.folder / f".writing-{iteration:06d}-removed"
+        doomed = self.folder / f".writing-{iteration:06d}{_REMOVED}"
         shutil.rmtree(doomed, ignore_errors=True)
         os.rename(self.path_of(iteration), doomed)
         return doomed

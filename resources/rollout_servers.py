@@ -58,6 +58,8 @@ class RolloutServers:
         self._changed = threading.Condition()
         self.redispatches = 0
         self.policy_version = 0
+        self.answered = 0.0
+        """When a replica last answered, by this process's monotonic clock."""
         self._threads = [
             threading.Thread(target=self._serve, args=(index,), name=f"server-{lane.replica.name}", daemon=True)
             for index, lane in self._lanes.items()
@@ -309,6 +311,7 @@ class RolloutServers:
         return [lane for lane in self._lanes.values() if lane.is_alive]
 
     def _hear(self, lane: Lane, report: Report) -> None:
+        self.answered = time.monotonic()
         with self._changed:
             self.policy_version = max(self.policy_version, report.version)
             if report.steps and report.seconds > 0.0:

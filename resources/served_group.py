@@ -77,6 +77,11 @@ class ServedGroup:
                 )
             return self._servers
 
+    @property
+    def answered(self) -> float:
+        """When a replica last answered in this process, by its monotonic clock; 0 before the first time."""
+        return 0.0 if self._servers is None else self._servers.answered
+
     def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """See `WorkerGroup.call`."""
         return self.submit(method, *args, timeout=timeout, **kwargs).result()

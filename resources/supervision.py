@@ -81,6 +81,7 @@ class Supervisor:
         self._probes: dict[str, Any] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._is_closing = False
+        self._last_kills = 0
         self._selector = selectors.DefaultSelector()
         self._open_door()
         self._thread = threading.Thread(target=self._run, name="callsheet-supervisor", daemon=True)
@@ -94,7 +95,7 @@ class Supervisor:
 
     def watch(self, facts: GroupFacts, on_failure: Callable[[Failure], None]) -> None:
         """Begin to watch an incarnation; `on_failure` is called once, in the thread of the supervisor or of `keep`."""
-        now, kills = time.monotonic(), memory_kills()
+        now, kills = time.monotonic(), self._memory_kills()
         ranks = [_RankState(facts=rank, beat_at=now, memory_kills=(kills, kills)) for rank in facts.ranks]
         with self._lock:
             self._watches[facts.name, facts.incarnation] = _Watch(facts, on_failure, ranks)
@@ -219,7 +220,7 @@ class Supervisor:
         state = self._state_of(link.hello)
         if state is not None:
             state.beat_at = time.monotonic()
-            state.memory_kills = (state.memory_kills[1], memory_kills())
+            state.memory_kills = (state.memory_kills[1], self._memory_kills())
             state.lost_at = state.cpu = state.cpu_since = None
             state.tail = message.get("tail", state.tail)
             state.running = message.get("running")
@@ -257,9 +258,22 @@ class Supervisor:
         for watch in watches:
             for state in watch.ranks:
                 if watch.failure is None and not state.is_over:
-                    self._check(watch, state, now)
+                    self._look(watch, state, now)
         for action in due:
             action()
+
+    def _look(self, watch: _Watch, state: _RankState, now: float) -> None:
+        try:
+            self._check(watch, state, now)
+        except OSError as error:  # no descriptor for /proc or the rank's log: it is looked at again with the next tick
+            _log.warning("rank %d of %s could not be looked at: %s", state.facts.rank, watch.facts.name, error)
+
+    def _memory_kills(self) -> int:
+        try:
+            self._last_kills = memory_kills()
+        except OSError as error:
+            _log.warning("the kernel's count of memory kills could not be read: %s", error)
+        return self._last_kills
 
     def _check(self, watch: _Watch, state: _RankState, now: float) -> None:
         if state.exit_code is not None or state.signal_name is not None or self._is_dead(state):
@@ -315,7 +329,7 @@ class Supervisor:
             state.signal_name,
             tail,
             # A killed process beats no more, but its last beat may have been read after its end.
-            is_oom=local and memory_kills() > state.memory_kills[0],
+            is_oom=local and self._memory_kills() > state.memory_kills[0],
         )
         self._fail(watch, state, kind, detail)
 

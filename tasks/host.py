@@ -320,8 +320,9 @@ class TaskHost:
 
     @ray.method(concurrency_group="table")
     def quiet_seconds(self) -> float:
-        """Since a step here got an answer of a worker group."""
-        return time.monotonic() - self._context.answered
+        """Since a step here got an answer of a worker group, or the rollout servers here one of an engine."""
+        served = self._context.served
+        return time.monotonic() - max(self._context.answered, 0.0 if served is None else served[1].answered)
 
     def facts(self) -> dict[str, Any]:
         """Who this is: process, node and its open Prefect client's address."""

@@ -97,7 +97,7 @@ def _restore_state(run: Session) -> None:
         run.directory.event("checkpoint-ignored", problem=problem)
         get_logger("callsheet").warning("checkpoint ignored: %s", problem)
     if newest is not None:
-        run.state = RunState.from_json(newest.state)
+        run.state = RunState.from_json(newest.state).under(run.config)
         run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
         tell_other_config(run.directory, run.config, newest)
     run.directory.cut(run.directory.metrics, newest.metrics_bytes if newest is not None else 0)

@@ -204,7 +204,7 @@ def _restored_older(run: Session) -> bool:
         return True
     if newest is None:
         return False
-    run.state = RunState.from_json(newest.state)
+    run.state = RunState.from_json(newest.state).under(run.config)
     run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
     run.directory.cut(run.directory.metrics, newest.metrics_bytes)
     return True
@@ -213,7 +213,7 @@ def _restored_older(run: Session) -> bool:
 def _newest_on_disk(run: Session) -> Manifest | None:
     """The newest checkpoint, those included that are being written: published later, they would count lines cut now."""
     publish_finished(run, WAIT_SECONDS)
-    return run.checkpoints.latest()[0]
+    return run.checkpoints.latest(run.directory.metrics)[0]
 
 
 def restore_reward_state(run: Session) -> None:

@@ -58,6 +58,11 @@ class RunState:
             parts={**self.parts, **(parts or {})},
         )
 
+    def under(self, config: RunConfig) -> "RunState":
+        """This state as `config` goes on from it: a coefficient that no controller moves is the config's own."""
+        kl = config.algorithm.kl
+        return replace(self, kl_coef=kl.coef) if kl.controller == "fixed" else self
+
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint's manifest holds it."""
         return asdict(self)

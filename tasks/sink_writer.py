@@ -15,6 +15,8 @@ from resources.telemetry.sinks import Sink, open_sink
 OPEN_SECONDS = 120.0
 """A sink that asks its server, and a package that is read from a slow disk."""
 CLOSE_SECONDS = 30.0
+BROKEN_OFF_SECONDS = 3.0
+"""At the end of a run that was stopped: whoever stops it waits."""
 MAX_WAITING = 10_000
 """Iterations that wait for a sink that hangs; later ones are not kept for it."""
 
@@ -47,17 +49,18 @@ class SinkWriter:
             for name in self._names:
                 self._fail(name, f"{MAX_WAITING} iterations wait for it already")
 
-    def close(self) -> None:
-        """Write what waits and close the sinks; gives up after a while, and says what was not written."""
+    def close(self, seconds: float) -> None:
+        """Write what waits and close the sinks; gives up after so long, and says what was not written."""
         try:
-            self._waiting.put(None, timeout=self._close_seconds)
-            self._thread.join(self._close_seconds)
+            self._waiting.put(None, timeout=seconds)
+            self._thread.join(seconds)
         except queue.Full:
             pass  # told below: the thread hangs
-        if self._thread.is_alive():
+        left = sum(record is not None for record in list(self._waiting.queue))
+        if self._thread.is_alive() or left:
             get_logger("callsheet").warning(
                 "the sinks %s of telemetry.sinks did not end within %g s; about %d iterations are not in them",
-                list(self._names), self._close_seconds, self._waiting.qsize(),
+                list(self._names), seconds, left,
             )  # fmt: skip
         for name, count in self.failed.items():
             get_logger("callsheet").warning("sink %s did not take %d iterations; metrics.jsonl has them", name, count)
@@ -68,7 +71,7 @@ class SinkWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(self._close_seconds if kind is None else min(self._close_seconds, BROKEN_OFF_SECONDS))
 
     def _work(self) -> None:
         sinks: dict[str, Sink] = {}
@@ -77,12 +80,15 @@ class SinkWriter:
                 sinks[name] = open_sink(name, self._run_dir)
         except Exception as error:  # noqa: BLE001 - foreign code: raised again where the run opens them
             self._refusal = error
-        self._is_open.set()
+        except SystemExit as error:
+            self._refusal = RuntimeError(f"a sink of telemetry.sinks ended the thread that opens it: {error!r}")
+        finally:
+            self._is_open.set()
         while self._refusal is None and (record := self._waiting.get()) is not None:
             for name, sink in sinks.items():
                 try:
                     sink.write(*record)
-                except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises costs its own line alone
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: it costs its own line alone
                     self._fail(name, error)
         for name, sink in sinks.items():
             try:

@@ -6,7 +6,7 @@ from tasks.checkpoint import checkpoint
 from tasks.critic import critic_update, critic_values
 from tasks.reference import adapter_reference, reference, refresh_reference
 from tasks.reward import reward
-from tasks.rollout import rollout
+from tasks.rollout import data_position, rollout
 from tasks.samples import samples
 from tasks.step import Step
 from tasks.supervised import (
@@ -26,5 +26,6 @@ ITERATION_STEPS: tuple[Step, ...] = (
     actor_update, refresh_reference, samples, weight_sync, validation, checkpoint,
 )  # fmt: skip
 STEPS: tuple[Step, ...] = (
-    *ITERATION_STEPS, demonstrations, actor_fit, publish_model, preferences, reward_model_fit, publish_reward_model,
+    *ITERATION_STEPS, data_position, demonstrations, actor_fit, publish_model, preferences, reward_model_fit,
+    publish_reward_model,
 )  # fmt: skip

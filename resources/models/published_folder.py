@@ -16,20 +16,28 @@ def published_folder(folder: Path) -> Iterator[Path]:
     safetensors makes them their owner's alone.
     """
     staging = folder.with_name(f".{folder.name}-{os.getpid()}")
+    shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    is_whole = False
+    is_published = False
     try:
         yield staging
         for weights in staging.glob("*.safetensors"):
             weights.chmod(staging.stat().st_mode & 0o666)
-        is_whole = True
+        _publish(staging, folder)
+        is_published = True
     finally:
-        if not is_whole:
+        if not is_published:
             shutil.rmtree(staging)
+
+
+def _publish(staging: Path, folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()  # what it led to stays
     if not folder.exists():
         os.rename(staging, folder)
         return
     older = folder.with_name(f"{staging.name}-older")
+    shutil.rmtree(older, ignore_errors=True)  # of a process of the same number that was killed here
     os.rename(folder, older)
     try:
         os.rename(staging, folder)

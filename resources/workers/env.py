@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resources.dispatch import Dispatch, dispatch
-from resources.environments import Environment, Observation, find_environment
+from resources.environments import Environment, Observation, find_environment, import_ahead
 from resources.step_thread import StepThread
 
 MAX_EPISODES = 100_000
@@ -29,6 +29,7 @@ class EnvWorker:
         self.rank = int(os.environ.get("RANK", "0"))
         self.timeout_seconds = timeout_seconds
         self._make = find_environment(path, dict(options or {}))
+        import_ahead(path)
         self._open: dict[int, Environment] = {}
         self._thread: StepThread | None = None
         self._misses = 0

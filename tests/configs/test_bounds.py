@@ -92,7 +92,6 @@ def test_fused_roles_set_a_variable_to_one_value():
     ],
 )  # fmt: skip
 def test_a_number_that_can_only_be_a_slip_is_refused(setting: str):
-    path, _, value = setting.partition("=")
     said = the_problem("quickstart", setting)
-    assert said.startswith(f"{path} is {float(value):g}".replace("1e+", "1e").split("e")[0])
+    assert said.startswith(f"{setting.partition('=')[0]} is ")
     assert "it must be" in said

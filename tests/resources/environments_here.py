@@ -1,9 +1,12 @@
 """Environments for tests: importable by path."""
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from resources.workers.env import EnvWorker
 
 
 class Countdown:
@@ -69,3 +72,9 @@ class Broken:
         if self.turns > 1:
             raise KeyError("board")
         return "go on", 0.0, False
+
+
+def worker_has_imported_reasoning_gym(path: str) -> bool:
+    """Whether a worker that was made for `path` has."""
+    EnvWorker(path)
+    return "reasoning_gym" in sys.modules

@@ -128,6 +128,14 @@ def test_a_turn_whose_calls_all_hang_is_told_so_and_the_run_goes_on() -> None:
     assert TOKENIZER.decode(quick.ids, skip_special_tokens=True) == "3"
 
 
+def test_calls_that_take_turns_are_waited_for_as_long_as_they_go_on() -> None:
+    """Six of half a second each, one after the other: the last one ends a second after the first one's deadline."""
+    tools = {"functions": ("tests.resources.tools_here:in_turn",), "timeout_seconds": 2.0, "max_tool_tokens": 200}
+    agent, engine = parts({"0/1": "[in_turn(1)]" * 6, "0/2": "2"}, max_tokens=900, **tools)
+    (episode,) = run(agent, engine, [row(0)])
+    assert (episode.num_calls, episode.num_errors, episode.reason) == (6, 0, FinishReason.STOP)
+
+
 def test_the_turn_budget_ends_an_episode_that_never_answers() -> None:
     agent, engine = parts({"*": "[calculate(1+1)]"}, max_turns=2, max_tokens=200)
     (episode,) = run(agent, engine, [row(0)])

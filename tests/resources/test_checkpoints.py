@@ -184,3 +184,15 @@ def test_a_metric_that_is_no_number_is_not_the_best(store: CheckpointStore):
     for iteration, accuracy in ((1, 0.2), (2, float("nan")), (3, float("inf"))):
         save(store, iteration, metrics={"validation/accuracy": accuracy})
     assert store.best("validation/accuracy") == 1
+
+
+def test_a_save_takes_the_place_of_a_whole_checkpoint_that_was_passed_over(store: CheckpointStore, tmp_path: Path):
+    """It counts a line that is gone, and the new one happens to count as many bytes."""
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("")
+    save(store, 6, metrics_bytes=7)
+    assert store.latest(metrics)[0] is None
+    staging = store.begin(6)
+    (staging / "weights").write_bytes(b"new")
+    final = store.commit(staging, manifest(6, metrics_bytes=7))
+    assert (final / "weights").read_bytes() == b"new"

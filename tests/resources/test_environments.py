@@ -21,6 +21,8 @@ from resources.rollout_rows import RolloutRow, records_of, requests_of
 from resources.worker_group import WorkerSpec, start_group
 from resources.workers.env import MAX_MISSES, EnvWorker
 from tasks.rewards.environment_score import environment_score
+from tests.alone import alone
+from tests.resources.environments_here import worker_has_imported_reasoning_gym
 
 TOKENIZER = build_character_tokenizer()
 COUNTDOWN = "tests.resources.environments_here:Countdown"
@@ -84,6 +86,11 @@ def test_an_environment_that_raises_ends_its_own_episode_alone() -> None:
 def test_an_environment_that_gives_no_number_ends_its_own_episode_alone() -> None:
     episodes, _ = run({"*": "a"}, [row(0), row(1)], "tests.resources.environments_here:Unsure")
     assert [episode.score for episode in episodes] == [None, None]
+
+
+def test_the_import_of_reasoning_gym_is_paid_by_no_step() -> None:
+    assert alone(worker_has_imported_reasoning_gym, "reasoning_gym:basic_arithmetic")
+    assert not alone(worker_has_imported_reasoning_gym, SLOW)
 
 
 def test_a_step_that_never_returns_ends_its_own_episode_alone() -> None:

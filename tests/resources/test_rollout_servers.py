@@ -69,6 +69,19 @@ def test_every_request_is_answered_in_order_with_the_noise_of_its_own_seed() -> 
     assert {answer.replica for answer in answers} == {"a", "b"}
 
 
+def test_servers_that_wait_for_long_responses_are_heard_of_meanwhile() -> None:
+    servers = serve(ScriptedReplica("a", seconds_per_token=0.05, length=64))
+    asked = time.monotonic()
+    sampling = threading.Thread(target=servers.generate, args=([request(0)], SAMPLING))
+    sampling.start()
+    while servers.answered < asked and sampling.is_alive():
+        time.sleep(0.01)
+    was_under_way = sampling.is_alive()
+    sampling.join()
+    servers.close()
+    assert was_under_way
+
+
 @pytest.mark.parametrize(("least_steps", "finished", "steps"), [(1, [0], 2), (5, [0, 1], 5), (100, [0, 1, 2], 6)])
 def test_a_call_ends_with_a_finished_response_but_not_before_its_least_steps(
     least_steps: int, finished: list[int], steps: int

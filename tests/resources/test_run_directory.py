@@ -7,6 +7,7 @@ import pytest
 
 from configs.load import dump_config, load_config
 from resources.run_directory import SIDE_RUN, RunDirectory, RunDirectoryError, check_free, is_run_folder, read_lines
+from tests.alone import alone
 
 
 def test_an_existing_run_is_refused_with_the_way_out(run_dir: Path):
@@ -48,17 +49,16 @@ def test_a_config_is_read_back_as_it_was_written(run_dir: Path, name: str):
     run.release()
 
 
-def test_a_config_whose_write_is_cut_off_is_not_there(run_dir: Path):
+def _write_a_config_on_a_full_disk(run_dir: Path) -> None:
     run = RunDirectory.create(run_dir, "demo")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            run.write_config(dump_config(load_config("quickstart")))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not is_run_folder(run.path)
-    run.release()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    with pytest.raises(OSError, match="File too large"):
+        run.write_config(dump_config(load_config("quickstart")))
+
+
+def test_a_config_whose_write_is_cut_off_is_not_there(run_dir: Path):
+    alone(_write_a_config_on_a_full_disk, run_dir)
+    assert not is_run_folder(run_dir / "demo")
 
 
 def test_cutting_to_a_committed_length_leaves_whole_lines(run_dir: Path):

@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,21 +139,25 @@ def test_who_says_nothing_is_let_go(supervisor: Supervisor, monkeypatch: pytest.
 
 
 def _knock_without_a_free_descriptor() -> bytes:
-    """How the answer begins once there is a descriptor again; none comes before."""
+    """How the answer begins once there is a descriptor again; none comes before, while this process is watched."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.closing(Supervisor("127.0.0.1")) as supervisor, socket.socket() as connection:
+        watch(supervisor, os.getpid(), Path(tempfile.gettempdir()))
+        beating = greet(supervisor)
         free = os.dup(connection.fileno())
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
             connection.connect(supervisor.address)
             say(connection, {"token": supervisor.token, "group": "echo", "incarnation": 1, "rank": 0})
+            say(beating, {"tail": []})
             connection.settimeout(0.5)
             with pytest.raises(TimeoutError):
                 connection.recv(1)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         connection.settimeout(SECONDS)
+        beating.close()
         return connection.recv(1)
 
 

@@ -1,9 +1,8 @@
 """Lines of a run's files: a disk that fills up in the middle of one leaves none of it."""
 
-import contextlib
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from resources.run_directory import RunDirectory
 from resources.telemetry.recorder import SpanFile
 from resources.telemetry.spans import IterationSpan
+from tests.alone import alone
 
 Append = Callable[[Path, int], None]
 
@@ -23,15 +23,11 @@ def as_span(path: Path, iteration: int) -> None:
     SpanFile(path).append(IterationSpan(iteration=iteration, started=0.0, ended=1.0))
 
 
-@contextlib.contextmanager
-def full_at(size: int) -> Iterator[None]:
-    """No file of this process grows beyond `size`: a write that would takes what fits, and the next one fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def append_on_a_disk_full_at(size: int, append: Append, path: Path, iteration: int) -> None:
+    """No file grows beyond `size`: a write that would takes what fits, and the next one fails."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    with pytest.raises(OSError, match="File too large"):
+        append(path, iteration)
 
 
 def iterations(path: Path) -> list[int]:
@@ -42,8 +38,7 @@ def iterations(path: Path) -> list[int]:
 def test_a_line_for_which_the_disk_has_no_room_leaves_nothing_of_itself(tmp_path: Path, append: Append):
     path = tmp_path / "lines.jsonl"
     append(path, 0)
-    with full_at(path.stat().st_size + 10), pytest.raises(OSError, match="File too large"):
-        append(path, 1)
+    alone(append_on_a_disk_full_at, path.stat().st_size + 10, append, path, 1)
     assert iterations(path) == [0]
     append(path, 2)
     assert iterations(path) == [0, 2]

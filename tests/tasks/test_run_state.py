@@ -50,3 +50,11 @@ def test_an_adaptive_coefficient_moves_by_the_clipped_error():
 def test_an_iteration_without_a_measured_kl_leaves_the_coefficient():
     config = load_config("quickstart", ["algorithm.kl.coef=0.1", "algorithm.kl.controller=adaptive"])
     assert next_kl_coef(config, 0.1, {}) == 0.1
+
+
+def test_a_fixed_coefficient_is_the_configs_own_and_a_moved_one_goes_on():
+    state = RunState(iteration=3, kl_coef=0.1)
+    fixed = load_config("quickstart", ["algorithm.kl.coef=0.05"])
+    adaptive = load_config("quickstart", ["algorithm.kl={coef: 0.05, controller: adaptive, horizon: 100000}"])
+    assert state.under(fixed) == RunState(iteration=3, kl_coef=0.05)
+    assert state.under(adaptive) == state

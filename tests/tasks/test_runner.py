@@ -230,8 +230,8 @@ def test_a_deadline_counts_from_the_last_step_that_ended_and_not_over_all_of_the
     def iteration():
         batch, chain = BatchHandle(pool="x", batch_id="b"), []
         for _ in range(5):
-            chain.append(update.submit(batch, sleep=1.0, wait_for=chain[-1:]))
-        return collect(chain, 3.0)
+            chain.append(update.submit(batch, sleep=2.0, wait_for=chain[-1:]))
+        return collect(chain, 8.0)
 
     assert len(iteration()) == 5
 
@@ -239,9 +239,9 @@ def test_a_deadline_counts_from_the_last_step_that_ended_and_not_over_all_of_the
 def test_a_step_whose_calls_are_answered_goes_on_after_the_deadline(hosts: HostSet):
     @flow(task_runner=ON_POOLS, persist_result=False)
     def iteration():
-        return collect([call_often.submit(20, 0.2)], 2.0, quiet_seconds=hosts.quiet_seconds)
+        return collect([call_often.submit(40, 0.2)], 6.0, quiet_seconds=hosts.quiet_seconds)
 
-    assert iteration()[0].metrics == {"calls": 20.0}
+    assert iteration()[0].metrics == {"calls": 40.0}
 
 
 def test_a_deadline_names_what_is_pending(hosts: HostSet):

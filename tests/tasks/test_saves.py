@@ -68,6 +68,9 @@ def test_a_save_counts_though_an_older_checkpoint_could_not_be_removed(run: Sess
     assert run.checkpoints.newest().iteration == 2
     assert run.failed_saves == 0
     assert kinds(run) == ["checkpoint", "checkpoint", "prune-failed"]
+    save(run, 3)  # it is still in the way, and costs no later save either
+    assert run.checkpoints.newest().iteration == 3
+    assert run.failed_saves == 0
     in_the_way.unlink()
-    save(run, 3)
-    assert run.checkpoints.iterations() == [3]
+    save(run, 4)
+    assert run.checkpoints.iterations() == [4]

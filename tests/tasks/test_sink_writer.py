@@ -57,6 +57,23 @@ def test_what_a_sink_raises_costs_its_line_alone_and_is_told_once(
     ]
 
 
+class Leaving(Moody):
+    """Ends the thread that writes to it."""
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        raise SystemExit(3)
+
+
+def test_a_sink_that_would_end_the_thread_costs_its_lines_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(SINKS, "moody", Moody)
+    monkeypatch.setitem(SINKS, "leaving", Leaving)
+    with SinkWriter(["leaving", "moody"], tmp_path) as writer:
+        for iteration in (0, 2):
+            writer.put(iteration, {"loss": 0.5})
+    assert writer.failed == {"leaving": 2}
+    assert (tmp_path / "taken").read_text().count("sink-writer") == 2
+
+
 def test_a_sink_that_hangs_holds_nobody_up_and_is_given_up_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

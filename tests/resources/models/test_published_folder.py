@@ -1,8 +1,11 @@
 """A published folder is there whole or not at all, wherever its writer was killed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from resources.models.published_folder import published_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 WRITER = """
@@ -52,3 +55,24 @@ def test_a_kill_while_an_older_folder_is_replaced_leaves_no_part_of_either(tmp_p
 def test_a_kill_before_the_first_publication_leaves_nothing_under_the_name(tmp_path: Path):
     assert publish(tmp_path / "policy", 0) == 9
     assert not (tmp_path / "policy").exists()
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path: Path):
+    folder, mine = tmp_path / "policy", f".policy-{os.getpid()}"
+    for name in ("policy", mine, f"{mine}-older"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("old")
+    with published_folder(folder) as staging:
+        (staging / "config.json").write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert (folder / "config.json").read_text() == "new"
+
+
+def test_a_link_is_replaced_and_what_it_led_to_stays(tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "policy").symlink_to(elsewhere)
+    with published_folder(tmp_path / "policy") as staging:
+        (staging / "config.json").write_text("new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "policy"]
+    assert not (tmp_path / "policy").is_symlink()
