@@ -31,7 +31,7 @@ from configs.training import PrefectConfig  # noqa: E402
 from resources.cluster import Cluster  # noqa: E402
 from resources.worker_group import start_group  # noqa: E402
 from resources.worker_spec import WorkerSpec  # noqa: E402
-from tasks.api import prefect_api  # noqa: E402
+from tasks.api import prefect_api, quick_retries  # noqa: E402
 from tasks.collect import payload_bytes, spans_of  # noqa: E402
 from tasks.hosts import start_hosts  # noqa: E402
 from tasks.retention import Retention  # noqa: E402
@@ -72,9 +72,9 @@ def one_iteration(iteration: int, attempt: int) -> tuple[int, Any]:
 
 @flow(name="controller-tax", task_runner=ON_POOLS, persist_result=False)
 def many_iterations(count: int) -> tuple[list[float], list[int], int]:
-    """`count` iterations, pruned as a run prunes them."""
+    """`count` iterations, asked again and pruned as a run's are."""
     seconds, sizes = [], []
-    with UiWriter() as writer:
+    with quick_retries(), UiWriter() as writer:
         retention = Retention(writer, KEEP)
         for number in range(count):
             begun = time.monotonic()
