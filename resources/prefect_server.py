@@ -93,15 +93,20 @@ class PrefectServer:
     def start(self) -> None:
         """Join the server at `home`, or start it.
 
-        Raises PrefectServerError with the end of its log when it does not come up.
+        Raises PrefectServerError: with the end of its log when it does not come up, and for a home that cannot be
+        written.
         """
         try:
             self.home.mkdir(parents=True, exist_ok=True)
+            self._join_or_start()
         except OSError as error:
+            where = error.filename or self.home
             raise PrefectServerError(
-                f"the Prefect server's home {self.home} cannot be made: {error.strerror}; choose another folder"
-                " (--set prefect.home=...)"
+                f"the Prefect server's home {self.home} cannot be used: {error.strerror or error}: {where}; "
+                "choose another folder (--set prefect.home=...)"
             ) from error
+
+    def _join_or_start(self) -> None:
         end = time.monotonic() + self._timeout
         with _exclusive(self.home / "start.lock", end):
             running = read_record(self.home)

@@ -20,6 +20,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -30,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 from configs.model import ModelConfig, ModelShape
 from resources.models.character_tokenizer import VOCAB_SIZE, build_character_tokenizer
+from resources.models.generation_config import save_generation_config
 from resources.models.row_attention import attend_by_rows
 from resources.weight_files import WEIGHT_FILES, WeightFileError, check_weight_files, has_weights
 
@@ -227,8 +229,11 @@ def prepare_model_folder(model: ModelConfig, seed: int, cache: Path = CACHE) -> 
 
 
 def save_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write weights (safetensors), config.json and tokenizer."""
+    """Write weights (safetensors), config.json, generation_config.json and tokenizer."""
+    generation, model.generation_config = model.generation_config, GenerationConfig()
     model.save_pretrained(folder)
+    model.generation_config = generation
+    save_generation_config(generation, folder)
     tokenizer.save_pretrained(folder)
 
 

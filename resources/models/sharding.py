@@ -6,7 +6,7 @@ sizes 1, 2 and an uneven 3 give one and the same gradient. gloo on CPU, NCCL on 
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -103,7 +103,9 @@ def shard_module(
     module.to(device)
     if layout.world_size == 1:
         if dtype != "float32":
-            _COPIES[module] = weakref.ref(WorkingCopies(module, DTYPES[dtype]))
+            # On an accelerator memory is what others wait for; on CPUs it is there from the next update on anyway.
+            copies = WorkingCopies(module, DTYPES[dtype], keeps=device.type == "cpu")
+            _COPIES[module] = weakref.ref(copies)
         return module
     rows = layout.dp_size * layout.mesh.sp
     if rows == 1 and dtype == "float32":
@@ -160,12 +162,31 @@ def release_gathered(module: nn.Module) -> None:
     Until then the module's parameters are the gathered ones, in the dtype of the arithmetic: whoever saves, loads or
     sends weights would meet those in place of the float32 masters.
     """
-    copies = _COPIES[module]() if module in _COPIES else None
+    copies = _copies_of(module)
     if copies is not None:
         copies.put_back()
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
+
+
+def drop_copies(module: nn.Module) -> None:
+    """Free the copies that this rank keeps in the arithmetic's dtype: the weights are about to change."""
+    copies = _copies_of(module)
+    if copies is not None:
+        copies.drop()
+
+
+def in_dtype_of_passes(
+    module: nn.Module, named: Iterable[tuple[str, Tensor]], dtype: str
+) -> Iterable[tuple[str, Tensor]]:
+    """`named`, the module's own weights as its passes compute with them where those have `dtype` and are kept."""
+    copies = _copies_of(module)
+    return named if copies is None or copies.dtype != DTYPES[dtype] else copies.in_place_of(named)
+
+
+def _copies_of(module: nn.Module) -> WorkingCopies | None:
+    return _COPIES[module]() if module in _COPIES else None
 
 
 class _TimedAllGather:

@@ -22,6 +22,7 @@ from resources.models.lora import (
     merged_tensors,
 )
 from resources.models.policy import PolicyModel
+from resources.models.sharding import in_dtype_of_passes
 from resources.models.weights import Bucket, in_buckets, tensor_checksum
 from resources.update_plan import UpdatePlan
 from resources.weight_sender import SendsWeights
@@ -128,9 +129,9 @@ class ActorWorker(SendsWeights, TrainedWorker):
         Tied embeddings come under both names with one memory. The tensors may be the live weights: read, never write.
         """
         with self.on_device():
-            yield from in_buckets(
-                merged_tensors(self.module.lm), bucket_bytes, wire_dtype or self.model_config.dtype, self._ties()
-            )
+            dtype = wire_dtype or self.model_config.dtype
+            named = in_dtype_of_passes(self.module, merged_tensors(self.module.lm), dtype)
+            yield from in_buckets(named, bucket_bytes, dtype, self._ties())
 
     @dispatch(Dispatch.BROADCAST)
     def export(self, folder: str) -> None:

@@ -9,6 +9,7 @@ from resources.dispatch import Dispatch, dispatch
 from resources.engines.base import Sampling, build_engine
 from resources.judge import SERVED_HERE
 from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
+from resources.models.generation_config import end_token_ids
 from resources.openai_endpoint import OpenAiEndpoint, Terms
 from resources.replicas import LocalReplica
 from resources.request_serving import ServesRequests
@@ -34,17 +35,18 @@ class JudgeWorker(ServesRequests):
         """`name`: of the grader. `rollout`: the engine and its settings; a judge always answers greedily."""
         set_threads(threads)
         folder, tokenizer = prepare_model_folder(model, seed), load_tokenizer(model)
+        model_config = load_model_config(model)
         self.siblings: dict[str, Any] = {}
         self.engine = build_engine(
             rollout,
             str(folder),
             dtype=model.dtype,
-            vocab_size=int(load_model_config(model).get_text_config().vocab_size),
+            vocab_size=int(model_config.get_text_config().vocab_size),
             max_model_length=max_model_length,
             seed=seed,
         )
-        eos: Any = tokenizer.eos_token_id
-        sampling = Sampling(stop_token_ids=(int(eos),), greedy=True)
+        ends = tuple(sorted(end_token_ids(str(folder), model_config, tokenizer)))
+        sampling = Sampling(stop_token_ids=ends, greedy=True)
         self._servers = RolloutServers([LocalReplica(name, self)])
         self._endpoint = OpenAiEndpoint(
             self._servers,

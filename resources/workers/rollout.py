@@ -8,12 +8,10 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
-from transformers import GenerationConfig
 
 from configs.data import DataConfig, ValidationConfig
 from configs.model import ModelConfig
@@ -24,6 +22,7 @@ from resources.dispatch import Dispatch, dispatch
 from resources.engines.base import Engine, GenerationOutput, GenerationRequest, Sampling, build_engine
 from resources.graders import FinishedRow
 from resources.models.causal_lm import load_model_config, load_tokenizer, prepare_model_folder
+from resources.models.generation_config import end_token_ids
 from resources.prompts import Prompt, PromptError, PromptSource
 from resources.request_serving import ServesRequests
 from resources.requests_on_the_way import RequestLostError
@@ -98,13 +97,14 @@ class RolloutWorker(ReceivesWeights, ServesRequests):
             self.held_out = PromptSource.for_validation(validation, data, self.tokenizer, tools)
         self.stride = _largest_group(rollout.group_size, self.prompts)
         folder = prepare_model_folder(model, seed)
-        self.eos_token_ids = _eos_token_ids(folder, self.tokenizer)
+        model_config = load_model_config(model)
+        self.eos_token_ids = end_token_ids(str(folder), model_config, self.tokenizer)
         self.agent = build_agent_rollout(rollout, data, self.tokenizer, self.eos_token_ids)
         self.engine = engine or build_engine(
             rollout,
             str(folder),
             dtype=rollout.dtype or model.dtype,
-            vocab_size=int(load_model_config(model).get_text_config().vocab_size),
+            vocab_size=int(model_config.get_text_config().vocab_size),
             max_model_length=rollout.max_model_length or data.max_prompt_length + rollout.max_response_length,
             seed=stream_seed(seed, "engine", self.engine_index + replica),
             tensor_parallel=tensor_parallel,
@@ -358,12 +358,3 @@ def _updates_met(versions: list[list[int]]) -> Metrics:
 
 def _largest_group(group_size: int, prompts: PromptSource) -> int:
     return max([group_size, *(size for size in prompts.group_sizes if size is not None)])
-
-
-def _eos_token_ids(folder: Path, tokenizer: Any) -> set[int]:
-    """Every token the model itself ends with: the tokenizer's, and those of its generation config (often several)."""
-    found: Any = None
-    if (folder / "generation_config.json").is_file():
-        found = GenerationConfig.from_pretrained(str(folder)).eos_token_id
-    more = found if isinstance(found, list) else [] if found is None else [found]
-    return {int(tokenizer.eos_token_id), *(int(token) for token in more)}

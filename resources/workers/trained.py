@@ -19,7 +19,7 @@ from configs.model import ModelConfig
 from configs.training import TrainedRoleConfig
 from resources.dispatch import Dispatch, dispatch
 from resources.models.optimizers import RoleOptimizer
-from resources.models.sharding import release_gathered, set_gradient_sync
+from resources.models.sharding import drop_copies, release_gathered, set_gradient_sync
 from resources.models.tensor_parallel import sum_partial_gradients
 from resources.seeding import stream_seed
 from resources.update_plan import MiniBatch, UpdatePlan
@@ -83,6 +83,7 @@ class TrainedWorker(KeepsState):
                 self.optimizer.zero_grad()
                 sums.add_common({"early_stops": 1.0})
                 break
+            drop_copies(self.module)
             with watch.phase("optimizer"):
                 outcome = self.optimizer.step(self._grad_norm())
             sums.add_step(outcome)
@@ -170,7 +171,9 @@ class TrainedWorker(KeepsState):
 
         Frozen weights are not part of it: beside adapters they are what the configuration says.
         """
-        tensors = {f"model.{name}": parameter.data for name, parameter in self.parameters() if parameter.requires_grad}
+        # Detached, and no `.data`: a write in place is then seen by whoever holds a copy in another dtype.
+        trained = ((name, one) for name, one in self.parameters() if one.requires_grad)
+        tensors = {f"model.{name}": one.detach() for name, one in trained}
         tensors |= self.optimizer.tensors()
         tensors["rank.rng"] = torch.get_rng_state()
         return {"tensors": tensors, "scalars": self.optimizer.scalars()}

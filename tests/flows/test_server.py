@@ -182,10 +182,13 @@ def test_a_server_that_is_killed_with_its_supervisor_is_started_again_at_its_add
     assert gone(url, home)
 
 
-def test_a_home_that_cannot_be_made_is_refused(tmp_path: Path):
+def test_a_home_that_cannot_be_made_or_written_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PrefectServerError, match=r"home .*file cannot be made: File exists; choose another folder"):
+    with pytest.raises(PrefectServerError, match=r"home .*file cannot be used: File exists: .*; choose another folder"):
         PrefectServer(tmp_path / "file").start()
+    (tmp_path / "home" / "users.lock").mkdir(parents=True)
+    with pytest.raises(PrefectServerError, match=r"home .*home cannot be used: Is a directory: .*users.lock; choose"):
+        PrefectServer(tmp_path / "home").start()
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from configs.model import OptimizerConfig
+from resources.models.optimizers import RoleOptimizer
 from resources.models.sharding import CommunicationClock, ParallelLayout, release_gathered, shard_module
 from resources.models.working_copies import WorkingCopies
 
@@ -108,3 +110,70 @@ def test_recomputed_layers_see_the_copies_too():
         model(IDS[0]).backward()
         copies.put_back()
     assert torch.equal(plain.embedding.weight.grad, checkpointed.embedding.weight.grad)
+
+
+def kept_copies(model: nn.Module) -> WorkingCopies:
+    copies = WorkingCopies(model, torch.bfloat16, keeps=True)
+    with torch.no_grad():
+        model(IDS[0])
+    return copies
+
+
+def addresses(model: nn.Module) -> list[int]:
+    """Of what a pass computes with."""
+    seen: list[int] = []
+    look = model.embedding.register_forward_hook(lambda part, *_: seen.append(part.weight.data_ptr()))
+    with torch.no_grad():
+        model(IDS[0])
+    look.remove()
+    return seen
+
+
+def test_kept_copies_are_the_next_passes_and_the_exports_own():
+    model = TiedModel()
+    copies = kept_copies(model)
+    used = model.embedding.weight.data_ptr()
+    copies.put_back()
+    sent = dict(copies.in_place_of([("e", model.embedding.weight.detach()), ("other", torch.ones(11, 6))]))
+    assert (sent["e"].data_ptr(), sent["e"].dtype) == (used, torch.bfloat16)
+    assert sent["other"].dtype == torch.float32
+    assert addresses(model) == [used]
+    copies.put_back()
+    copies.drop()
+    assert copies._copies == {}
+
+
+@pytest.mark.parametrize("way", ["in place", "detached", "optimizer", "moved"])
+def test_a_kept_copy_of_weights_that_changed_is_not_used_again(way: str):
+    model = TiedModel()
+    copies = kept_copies(model)
+    copies.put_back()
+    weight = model.embedding.weight
+    with torch.no_grad():
+        if way == "in place":
+            weight.fill_(0.5)
+        elif way == "detached":
+            weight.detach().copy_(torch.full((11, 6), 0.5))
+        elif way == "moved":
+            weight.data = torch.full((11, 6), 0.5)
+    if way == "optimizer":
+        weight.grad = torch.ones(11, 6)
+        optimizer = RoleOptimizer([("e", weight)], OptimizerConfig(lr=0.1))
+        optimizer.step()
+    [(_, sent)] = copies.in_place_of([("e", weight.detach())])
+    assert torch.equal(sent, weight.detach().bfloat16())
+    with torch.no_grad():
+        model(IDS[0])
+    assert torch.equal(model.embedding.weight, weight.detach().bfloat16())
+
+
+def test_kept_copies_train_as_fresh_ones_do():
+    kept, fresh = TiedModel(), TiedModel()
+    held = kept_copies(kept)
+    for model, copies in ((kept, held), (fresh, WorkingCopies(fresh, torch.bfloat16))):
+        copies.put_back()
+        for ids in IDS:
+            model(ids).backward()
+        copies.put_back()
+    assert torch.equal(kept.embedding.weight.grad, fresh.embedding.weight.grad)
+    assert kept.embedding.weight.grad.dtype == torch.float32
