@@ -12,7 +12,7 @@ from configs.layout import HYBRID_ROLES, ProcessGroup, process_groups
 from configs.run import RunConfig
 from resources.node_fitting import Entry, Fitting, Shortage, fit_entries
 from resources.node_resources import NodeResources, bundle_demand
-from resources.ranks import BundlePlace, assign_ranks, memory_env, node_key, place_key, rank_env
+from resources.ranks import BundlePlace, assign_ranks, device_env, memory_env, node_key, place_key, rank_env
 
 MASTER_PORT_LATER = "(chosen at start)"
 """Rank 0 listens on a port that is free when it starts; no plan can know it."""
@@ -195,7 +195,7 @@ def _placed_ranks(config: RunConfig, group: ProcessGroup, pool: PoolPlacement) -
         env = rank_env(place, group.name, None)
         env |= {"MASTER_ADDR": places[0].node_ip, "MASTER_PORT": MASTER_PORT_LATER}
         env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        env |= memory_env(group.accelerators)
+        env |= {**memory_env(group.accelerators), **device_env(group.accelerators)}
         ranks.append(
             PlacedRank(
                 group=group.name,
