@@ -1,6 +1,6 @@
 """The controller's side of supervision: tells dead, stopped and busy workers apart and keeps the first failure.
 
-Dead: its process is gone; on another node that or the node is asked about once its socket closed or its beats stay away.
+Dead: its process is gone, or its node is; of another node that is asked once the socket closed or no beats come.
 Stopped: ten seconds without a beat and without CPU time gained. Busy is neither; it ends at the call's own deadline.
 Nothing here waits on a call.
 """

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from configs.rollout import RolloutConfig, ScriptedConfig
 from resources.batch import make_shard
@@ -16,7 +15,6 @@ from resources.engines.scripted import ScriptedEngine
 from resources.failures import Failure, WorkerFailed
 from resources.models.weights import in_buckets
 from resources.weight_buckets import checksum, from_flat, pack, to_flat, unpack
-from resources.weight_channel import NO_CARD, agreed_device
 from resources.weight_receiver import ReceivesWeights
 from resources.weight_sender import HOST, SendsWeights, probe_tokens
 from resources.weight_sync import WeightSyncError, check_probe, choose_way, sync_weights
@@ -205,23 +203,6 @@ def test_weights_on_an_accelerator_reach_an_engine_that_gets_them_in_host_memory
     assert report.num_bytes == (32 + 16) * 4  # the tied head travels once
     engine = rollout.workers[0].engine
     assert torch.equal(engine.kept["lm_head.weight"], actor.workers[0].model.embed_tokens)
-
-
-@pytest.mark.parametrize(
-    ("cards", "device"),
-    [
-        (["GPU-a", "GPU-b"], "cuda"),
-        (["GPU-a", NO_CARD], "cpu"),
-        ([NO_CARD, "GPU-b"], "cpu"),
-        ([NO_CARD, NO_CARD], "cpu"),
-        (["GPU-a", "GPU-b", "GPU-a"], "cpu"),
-    ],
-)
-def test_the_ends_of_a_channel_agree_on_host_memory_unless_each_has_an_accelerator_of_its_own(cards, device):
-    store, size = HashStore(), len(cards)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=size) as ends:
-        found = list(ends.map(lambda rank: agreed_device(store, rank, size, cards[rank]).type, range(size)))
-    assert found == [device] * size
 
 
 def test_at_most_two_buckets_exist_at_a_time(monkeypatch):

@@ -66,7 +66,9 @@ def run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
             stand(session, name, pool, "d")
 
     monkeypatch.setattr("tasks.rebuild.EVIDENCE_SECONDS", 0.2)
-    monkeypatch.setattr("tasks.rebuild.first_bundle", lambda cluster, pool: cluster.pools[pool].bundles[0].place.node_id)
+    monkeypatch.setattr(
+        "tasks.rebuild.first_bundle", lambda cluster, pool: cluster.pools[pool].bundles[0].place.node_id
+    )
     monkeypatch.setattr("tasks.rebuild._answers", lambda run, pool: True)
     monkeypatch.setattr(HostSet, "restart", lambda hosts, pools: None)
     monkeypatch.setattr(HostSet, "attach", lambda hosts, groups: None)
