@@ -7,7 +7,7 @@ import ray
 import ray.exceptions
 
 from configs.layout import process_groups
-from resources.casting import all_duties, distinct_groups, start_process_group
+from resources.casting import all_duties, check_peers, distinct_groups, start_process_group
 from resources.placement_groups import PoolError
 from resources.worker_group import WorkerGroup
 from tasks.hosts import HostLostError
@@ -143,9 +143,14 @@ def _reserve(run: Session, pools: set[str]) -> None:
         wanted = {name: config.pools[name] for name in sorted(pools)}
         try:
             run.cluster.reserve(wanted, run.config.ray.placement_deadline_seconds)
+            for planned in process_groups(config):
+                if planned.pool in pools:
+                    check_peers(config, run.cluster.pools[planned.pool], planned)
             break
         except PoolError as error:
-            smaller = shrink(config, pools) if config.recovery.allow_smaller else None
+            for name in wanted:
+                run.cluster.pools.release_pool(name)
+            smaller = shrink(config, pools, run.cluster.inventory()) if config.recovery.allow_smaller else None
             if smaller is None:
                 raise NoNodesLeftError(
                     f"a node was lost and pools {sorted(pools)} do not fit on those that are left; on more nodes the"

@@ -151,8 +151,8 @@ def test_a_folder_that_was_renamed_to_another_iteration_is_passed_over_and_told(
     assert latest is not None
     assert latest.iteration == 5
     assert problems == [
-        "iteration-000020: its manifest.json is of iteration 10, and the folder's name says 20; give the folder its own "
-        "name back"
+        "iteration-000020: its manifest.json is of iteration 10, and the folder's name says 20; "
+        "give the folder its own name back"
     ]
 
 
