@@ -15,8 +15,11 @@ from configs.model import ModelConfig
 from configs.pools import RoleConfig, RoleName
 from configs.run import RunConfig
 from resources.cluster import Cluster
+from resources.placement_groups import PoolError
+from resources.pools import ResourcePool
 from resources.processes import WorkerSpec
 from resources.ranks import Mesh
+from resources.tensor_peers import peers_apart
 from resources.worker_group import WorkerGroup, start_group, start_groups
 
 WORKERS: dict[str, str] = {
@@ -215,13 +218,24 @@ def distinct_groups(groups: Mapping[str, WorkerGroup]) -> list[WorkerGroup]:
 def start_process_group(
     cluster: Cluster, casting: Casting, group: ProcessGroup, duties: list[str] | None = None
 ) -> dict[str, WorkerGroup]:
-    """Start the processes of one group of the plan."""
+    """Start the processes of one group of the plan.
+
+    Raises WorkerFailed, and PoolError where tensor-parallel peers would lie on two nodes.
+    """
+    pool = cluster.pools[group.pool]
+    check_peers(casting.config, pool, group)
     chosen = duties or all_duties(casting.config, group)
     specs = [worker_spec(casting, group, duty, is_first=duty == chosen[0]) for duty in chosen]
-    pool = cluster.pools[group.pool]
     if len(specs) == 1:
         return {specs[0].role: start_group(cluster, pool, specs[0], bundles=group.bundles)}
     return start_groups(cluster, pool, specs, "fused", bundles=group.bundles)
+
+
+def check_peers(config: RunConfig, pool: ResourcePool, group: ProcessGroup) -> None:
+    """Raises PoolError where Ray put bundles so that tensor-parallel peers would lie on two nodes."""
+    problem = peers_apart(config, group, pool.ranks(group.bundles))
+    if problem is not None:
+        raise PoolError(f"pool {pool.name}: {problem}")
 
 
 def worker_spec(casting: Casting, group: ProcessGroup, duty: str, *, is_first: bool = True) -> WorkerSpec:

@@ -146,6 +146,11 @@ class CheckpointStore:
             manifest, checksums = Manifest(**raw), dict(raw["checksums"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{folder.name}: manifest.json is not as this version writes it ({error})") from error
+        if manifest.iteration != iteration:
+            raise CheckpointError(
+                f"{folder.name}: its manifest.json is of iteration {manifest.iteration}, and the folder's name says "
+                f"{iteration}; give the folder its own name back"
+            )
         for name, checksum in checksums.items():
             path = folder / name
             if not path.is_file():

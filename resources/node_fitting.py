@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from resources.node_resources import NodeResources
+from configs.pools import PoolConfig
+from resources.node_resources import NodeResources, bundle_demand
 
 TOLERANCE = 1e-4
 """Ray's granularity; shares that differ by less are the same."""
@@ -28,6 +29,25 @@ class Entry:
     """Of one bundle."""
     accelerator_type: str | None = None
     strategy: Literal["PACK", "SPREAD"] | None = None
+
+
+def pool_entries(name: str, pool: PoolConfig) -> list[Entry]:
+    """One entry per `nodes` item, or one for a pool of the `bundles` form."""
+    demand = bundle_demand(pool)
+    if pool.nodes is None:
+        loose = Entry(
+            pool=name,
+            index=0,
+            count=pool.size,
+            demand=demand,
+            accelerator_type=pool.accelerator_type,
+            strategy=pool.strategy,
+        )
+        return [loose]
+    return [
+        Entry(pool=name, index=index, count=count, demand=demand, accelerator_type=pool.accelerator_type)
+        for index, count in enumerate(pool.nodes)
+    ]
 
 
 Landed = tuple[tuple[Entry, tuple[NodeResources, ...]], ...]

@@ -6,13 +6,14 @@ nothing but config and nodes: neither on the order in which nodes are listed nor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from configs.layout import HYBRID_ROLES, ProcessGroup, process_groups
 from configs.run import RunConfig
-from resources.node_fitting import Entry, Fitting, Shortage, fit_entries
-from resources.node_resources import NodeResources, bundle_demand
-from resources.ranks import BundlePlace, assign_ranks, memory_env, node_key, place_key, rank_env
+from resources.node_fitting import Entry, Fitting, Shortage, fit_entries, pool_entries
+from resources.node_resources import NodeResources
+from resources.ranks import BundlePlace, RankPlace, assign_ranks, device_env, memory_env, node_key, place_key, rank_env
+from resources.tensor_peers import peers_apart
 
 MASTER_PORT_LATER = "(chosen at start)"
 """Rank 0 listens on a port that is free when it starts; no plan can know it."""
@@ -130,10 +131,14 @@ def amount_text(name: str, amount: float) -> str:
 def fit(config: RunConfig, nodes: Sequence[NodeResources]) -> Placement | NoFit:
     """Place every bundle and every process of `config` on `nodes`, or say what does not fit and why."""
     ordered = tuple(sorted(nodes, key=lambda node: node_key(node.ip, node.node_id)))
-    fitting = fit_entries(_entries(config), ordered)
+    fitting = fit_entries([one for name, pool in config.pools.items() for one in pool_entries(name, pool)], ordered)
     if isinstance(fitting, Shortage):
         return _no_fit(config, fitting)
     pools = {name: _pool_placement(config, name, fitting) for name in config.pools}
+    for group in process_groups(config):
+        problem = peers_apart(config, group, _rank_places(group, pools[group.pool]))
+        if problem is not None:
+            return _peers_do_not_fit(config, group, problem, fitting, ordered)
     return Placement(
         nodes=ordered,
         pools=pools,
@@ -143,29 +148,6 @@ def fit(config: RunConfig, nodes: Sequence[NodeResources]) -> Placement | NoFit:
         others=_others(config, pools),
         left=fitting.left,
     )
-
-
-def _entries(config: RunConfig) -> list[Entry]:
-    """One entry per `nodes` item, or one per pool of the `bundles` form."""
-    entries: list[Entry] = []
-    for name, pool in config.pools.items():
-        demand = bundle_demand(pool)
-        for index, count in enumerate(pool.nodes or ()):
-            entries.append(
-                Entry(pool=name, index=index, count=count, demand=demand, accelerator_type=pool.accelerator_type)
-            )
-        if pool.bundles is not None:
-            entries.append(
-                Entry(
-                    pool=name,
-                    index=0,
-                    count=pool.bundles,
-                    demand=demand,
-                    accelerator_type=pool.accelerator_type,
-                    strategy=pool.strategy,
-                )
-            )
-    return entries
 
 
 def _pool_placement(config: RunConfig, name: str, fitting: Fitting) -> PoolPlacement:
@@ -183,8 +165,12 @@ def _pool_placement(config: RunConfig, name: str, fitting: Fitting) -> PoolPlace
     return PoolPlacement(pool=name, bundles=tuple(sorted(places, key=place_key)), pins=tuple(pins))
 
 
+def _rank_places(group: ProcessGroup, pool: PoolPlacement) -> list[RankPlace]:
+    return assign_ranks([pool.bundles[bundle] for bundle in group.bundles])
+
+
 def _placed_ranks(config: RunConfig, group: ProcessGroup, pool: PoolPlacement) -> list[PlacedRank]:
-    places = assign_ranks([pool.bundles[bundle] for bundle in group.bundles])
+    places = _rank_places(group, pool)
     others = [other for other in process_groups(config) if other.pool == group.pool and other.name != group.name]
     threads = str(group.threads)
     user_env = {
@@ -195,7 +181,7 @@ def _placed_ranks(config: RunConfig, group: ProcessGroup, pool: PoolPlacement) -
         env = rank_env(place, group.name, None)
         env |= {"MASTER_ADDR": places[0].node_ip, "MASTER_PORT": MASTER_PORT_LATER}
         env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        env |= memory_env(group.accelerators)
+        env |= {**memory_env(group.accelerators), **device_env(group.accelerators)}
         ranks.append(
             PlacedRank(
                 group=group.name,
@@ -272,6 +258,18 @@ def _no_fit(config: RunConfig, shortage: Shortage) -> NoFit:
     return NoFit(
         pool=entry.pool, roles=roles, label=label, wanted=wanted, nodes=rows, reason=_reason(entry, wanted, shortage)
     )
+
+
+def _peers_do_not_fit(
+    config: RunConfig, group: ProcessGroup, problem: str, fitting: Fitting, nodes: tuple[NodeResources, ...]
+) -> NoFit:
+    """Every bundle has a node, and tensor-parallel peers do not share theirs."""
+    entry = next(entry for entry, _ in fitting.landed if entry.pool == group.pool)
+    shortage = Shortage(entry=entry, bundle=0, nodes=nodes, left=fitting.left, landed=fitting.landed)
+    peers = max(config.roles[role].tensor_parallel for role in group.roles)
+    wanted = {name: amount * peers for name, amount in entry.demand.items()}
+    label = f"{peers} bundles of tensor-parallel peers"
+    return replace(_no_fit(config, shortage), label=label, wanted=wanted, reason=problem)
 
 
 def _holders(node: NodeResources, shortage: Shortage, names: Sequence[str]) -> dict[str, dict[str, float]]:

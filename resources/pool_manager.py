@@ -7,8 +7,8 @@ from ray.util.placement_group import PlacementGroup
 
 from configs.pools import PoolConfig
 from resources.inventory import settled_nodes, shortage_table
-from resources.node_fitting import Entry, Shortage, fit_entries
-from resources.node_resources import NodeResources, bundle_demand, ray_name
+from resources.node_fitting import Shortage, fit_entries, pool_entries
+from resources.node_resources import NodeResources, ray_name
 from resources.placement_groups import PoolError, release_groups, reserve_groups
 from resources.pools import ResourcePool, build_pool, group_requests
 
@@ -85,7 +85,7 @@ class PoolManager:
 
 def choose_nodes(configs: Mapping[str, PoolConfig], nodes: Sequence[NodeResources]) -> dict[str, list[str]]:
     """A node id per entry of `nodes`, as preflight chooses. Raises PoolError with the table for what does not fit."""
-    entries = [entry for name, config in configs.items() for entry in _entries(name, config)]
+    entries = [entry for name, config in configs.items() for entry in pool_entries(name, config)]
     fitting = fit_entries(entries, nodes)
     if isinstance(fitting, Shortage):
         raise PoolError(_refusal(fitting, configs[fitting.entry.pool], nodes))
@@ -94,25 +94,6 @@ def choose_nodes(configs: Mapping[str, PoolConfig], nodes: Sequence[NodeResource
         if entry.strategy is None:
             chosen.setdefault(entry.pool, []).append(landed[0].node_id)
     return chosen
-
-
-def _entries(name: str, config: PoolConfig) -> list[Entry]:
-    demand = bundle_demand(config)
-    if config.nodes is None:
-        return [
-            Entry(
-                pool=name,
-                index=0,
-                count=config.size,
-                demand=demand,
-                accelerator_type=config.accelerator_type,
-                strategy=config.strategy,
-            )
-        ]
-    return [
-        Entry(pool=name, index=index, count=size, demand=demand, accelerator_type=config.accelerator_type)
-        for index, size in enumerate(config.nodes)
-    ]
 
 
 def _refusal(shortage: Shortage, config: PoolConfig, nodes: Sequence[NodeResources]) -> str:

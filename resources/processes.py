@@ -18,7 +18,7 @@ from resources.import_paths import import_class
 from resources.node_resources import ray_name
 from resources.pools import Claim, ResourcePool, round_down
 from resources.process_facts import host_identity
-from resources.ranks import check_distinct_devices, check_user_env, memory_env, rank_env
+from resources.ranks import check_distinct_devices, check_user_env, device_env, memory_env, rank_env
 from resources.ray_state import actor_id_of, is_actor_dead
 from resources.registry import drop_card
 from resources.worker_process import AsyncWorkerProcess, RoleSetup, Seat, WorkerProcess
@@ -246,7 +246,7 @@ class Processes:
         """What must stand before Python imports anything; the same for every rank."""
         given = [spec.threads for spec in self.specs if spec.threads is not None]
         threads = str(max(given) if given else max(1, int(self.claim.cpus)))
-        env = {**self.home.worker_env, **memory_env(self._accelerators)}
+        env = {**self.home.worker_env, **memory_env(self._accelerators), **device_env(self._accelerators)}
         if self.is_detached:
             env.pop(CONTROLLER_KEY, None)  # It marks what ends with the controller.
         for spec in self.specs:

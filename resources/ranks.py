@@ -14,6 +14,18 @@ AXES: tuple[str, ...] = ("pp", "dp", "sp", "tp")
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """What a process that computes on CPUs tells glibc: keep what one step has freed for the next. Pages that went back to
 the system have to be zeroed and mapped anew (docs/benchmarks.md). A role's `env` may differ."""
+DEVICE_ENV = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+"""What says which accelerators a process sees. Ray sets it where a process reserves some, and leaves the node's own to
+one that reserves none."""
+
+
+def device_env(accelerators: float) -> Mapping[str, str]:
+    """What keeps a rank with so many accelerators off those that it has not reserved.
+
+    >>> device_env(0.0)["CUDA_VISIBLE_DEVICES"]
+    ''
+    """
+    return {} if accelerators else dict.fromkeys(DEVICE_ENV, "")
 
 
 def memory_env(accelerators: float) -> Mapping[str, str]:

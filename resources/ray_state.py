@@ -43,9 +43,14 @@ def all_nodes() -> list[Mapping[str, Any]]:
     return state.nodes()
 
 
+def alive_nodes() -> frozenset[str]:
+    """Ids of the nodes that the cluster still counts on."""
+    return frozenset(node["NodeID"] for node in all_nodes() if node["Alive"])
+
+
 def is_node_alive(node_id: str) -> bool:
     """Whether the cluster still counts on the node."""
-    return any(node["NodeID"] == node_id and node["Alive"] for node in all_nodes())
+    return node_id in alive_nodes()
 
 
 def is_job_alive(job_id: str) -> bool:

@@ -1,7 +1,8 @@
 """The controller's side of supervision: tells dead, stopped and busy workers apart and keeps the first failure.
 
-Dead: the worker's socket closed and its process (or node) is gone. Stopped: ten seconds without a beat and without CPU
-time gained. Busy is neither; it ends at the call's own deadline. Nothing here waits on a call.
+Dead: its process is gone, or its node is; of another node that is asked once the socket closed or no beats come.
+Stopped: ten seconds without a beat and without CPU time gained. Busy is neither; it ends at the call's own deadline.
+Nothing here waits on a call.
 """
 
 import logging
@@ -11,7 +12,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from resources.failures import Failure, GroupFacts, RankFacts, death_kind
 from resources.heartbeat import read_tail
 from resources.process_facts import cpu_seconds, cpu_seconds_of, host_identity, is_running, memory_kills
-from resources.ray_state import is_actor_dead, is_node_alive
+from resources.ray_state import alive_nodes, is_actor_dead, is_node_alive
 from resources.supervisor_link import Link, parse_line, shows
 
 STOPPED_SECONDS = 10.0
 _SUSPECT_SECONDS = 2.5
 _TICK_SECONDS = 0.25
+_NODES_SECONDS = 1.0
+"""Which nodes are alive is asked so often while a rank is silent, for all ranks together."""
 _FROZEN_SECONDS = 3.0
 _CPU_STEP_SECONDS = 0.011
 _HELLO_SECONDS = 10.0
@@ -80,6 +83,8 @@ class Supervisor:
         self._incarnations: Counter[str] = Counter()
         self._probes: dict[str, Any] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
+        self._nodes: Collection[str] = ()
+        self._nodes_at = float("-inf")
         self._is_closing = False
         self._last_kills = 0
         self._selector = selectors.DefaultSelector()
@@ -276,7 +281,7 @@ class Supervisor:
         return self._last_kills
 
     def _check(self, watch: _Watch, state: _RankState, now: float) -> None:
-        if state.exit_code is not None or state.signal_name is not None or self._is_dead(state):
+        if state.exit_code is not None or state.signal_name is not None or self._is_dead(state, now):
             self._fail_dead(watch, state)
         elif now - state.beat_at >= _SUSPECT_SECONDS:
             self._sample_cpu(state, now)
@@ -285,12 +290,17 @@ class Supervisor:
                 detail = f"no beat for {silent:.0f} s and no CPU time gained for {now - state.cpu_since:.0f} s"
                 self._fail(watch, state, "stopped", detail)
 
-    def _is_dead(self, state: _RankState) -> bool:
+    def _is_dead(self, state: _RankState, now: float) -> bool:
         if state.facts.host == self._host:
             return not is_running(state.facts.pid)
-        return state.lost_at is not None and (
-            is_actor_dead(state.facts.actor_id) or not is_node_alive(state.facts.node_id)
-        )
+        if state.lost_at is None:  # a node that lost its power closes no socket
+            return now - state.beat_at >= _SUSPECT_SECONDS and self._is_node_gone(state.facts.node_id, now)
+        return is_actor_dead(state.facts.actor_id) or not is_node_alive(state.facts.node_id)
+
+    def _is_node_gone(self, node_id: str, now: float) -> bool:
+        if now - self._nodes_at >= _NODES_SECONDS:
+            self._nodes_at, self._nodes = now, alive_nodes()
+        return bool(self._nodes) and node_id not in self._nodes  # without this process's own node nothing was learnt
 
     def _sample_cpu(self, state: _RankState, now: float) -> None:
         cpu = cpu_seconds(state.facts.pid) if state.facts.host == self._host else self._probe(state)

@@ -36,8 +36,11 @@ class WeightEntry:
         return cls(**{**record, "shape": tuple(record["shape"])})
 
 
-def pack(bucket: Sequence[tuple[str, Tensor]]) -> tuple[list[WeightEntry], list[Tensor]]:
-    """Entries and distinct, contiguous tensors of a bucket of (name, tensor); tensors that share memory come once."""
+def pack(bucket: Sequence[tuple[str, Tensor]], device: torch.device) -> tuple[list[WeightEntry], list[Tensor]]:
+    """Entries and distinct, contiguous tensors of a bucket of (name, tensor); tensors that share memory come once.
+
+    `device` is where the receiver will hold them: each is brought there once, and only then is its checksum taken.
+    """
     places: dict[tuple[int, tuple[int, ...]], int] = {}
     entries: list[WeightEntry] = []
     tensors: list[Tensor] = []
@@ -46,7 +49,7 @@ def pack(bucket: Sequence[tuple[str, Tensor]]) -> tuple[list[WeightEntry], list[
         key = (tensor.data_ptr(), tuple(tensor.shape))
         if key not in places:
             places[key] = len(tensors)
-            tensors.append(tensor.detach().contiguous())
+            tensors.append(tensor.detach().to(device).contiguous())
             sums.append(checksum(tensors[-1]))
         place = places[key]
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -84,7 +87,7 @@ def checksum(tensor: Tensor) -> int:
     """64-bit checksum of a tensor's bytes, in the dtype it has.
 
     XXH3 at the speed of memory on a CPU; on an accelerator two sums of words, plain and weighted by position, so that
-    nothing is copied to the host. The two do not compare with each other: sender and receiver hold like devices.
+    nothing is copied to the host. The two do not compare with each other: see `pack`.
     """
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if flat.device.type == "cpu":

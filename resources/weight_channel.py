@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Backend, PrefixStore, ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Backend, PrefixStore, ProcessGroupGloo, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from resources.weight_buckets import WeightEntry, from_flat, to_flat
 
 SENDER = 0
+NO_CARD = "none"
 
 
 class WeightChannelError(RuntimeError):
@@ -40,10 +41,13 @@ class WeightChannel:
             self._group = ProcessGroupGloo(meeting, rank, size, timeout)
 
     def send(self, entries: Sequence[WeightEntry], tensors: Sequence[Tensor]) -> None:
-        """Broadcast one bucket. Raises WeightChannelError, as all that is sent or received here does."""
+        """Broadcast one bucket, packed on the channel's device.
+
+        Raises WeightChannelError, as all that is sent or received here does.
+        """
         self._send_json([entry.to_json() for entry in entries])
         if entries:
-            self._broadcast(to_flat([tensor.to(self.device) for tensor in tensors]))
+            self._broadcast(to_flat(tensors))
 
     def finish(self) -> None:
         """Say that no bucket follows."""
@@ -89,7 +93,8 @@ class HasWeightChannel:
         """Meet the others at the sender's store (see `rendezvous.host_store`); returns when all are there."""
         self._close_channel()
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_seconds))
-        self._weight_channel = WeightChannel(store, rank, num_receivers + 1, wire_device(), timeout_seconds)
+        device = agreed_device(store, rank, num_receivers + 1, wire_card())
+        self._weight_channel = WeightChannel(store, rank, num_receivers + 1, device, timeout_seconds)
 
     def _close_channel(self) -> None:
         if self._weight_channel is not None:
@@ -97,9 +102,21 @@ class HasWeightChannel:
             self._weight_channel = None
 
 
-def wire_device() -> torch.device:
-    """Where a channel's bytes lie: the accelerator of this process, if it has one."""
-    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+def wire_card() -> str:
+    """Which accelerator this process would send from; `NO_CARD` without one."""
+    if not torch.cuda.is_available():
+        return NO_CARD
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def agreed_device(store: Store, rank: int, size: int, card: str) -> torch.device:
+    """Where the bytes of a channel lie: on the accelerators where each end has one of its own, else in host memory.
+
+    All ends meet here. NCCL reaches no end without an accelerator, and takes no two ends on the same one.
+    """
+    store.set(f"weights-card-{rank}", card)
+    cards = [store.get(f"weights-card-{end}").decode() for end in range(size)]
+    return torch.device("cuda" if NO_CARD not in cards and len(set(cards)) == size else "cpu")
 
 
 def _flat_bytes(entries: Sequence[WeightEntry]) -> int:

@@ -11,18 +11,19 @@ from torch import Tensor
 from resources.batch import make_shard, ragged_from_values
 from resources.dispatch import Dispatch, dispatch
 from resources.rendezvous import host_store
-from resources.weight_buckets import WeightEntry, num_bytes, pack
+from resources.weight_buckets import num_bytes, pack
 from resources.weight_channel import SENDER, HasWeightChannel
 
 _GOLDEN_RATIO = 0.6180339887498949
 
-Packed = tuple[list[WeightEntry], list[Tensor]]
+HOST = torch.device("cpu")
+Bucket = list[tuple[str, Tensor]]
 
 
 class ExportsWeights(Protocol):
     """What a worker brings along. With several ranks every method is a collective: all ranks call it together."""
 
-    def export_weights(self, bucket_bytes: int, wire_dtype: str | None) -> Iterator[list[tuple[str, Tensor]]]:
+    def export_weights(self, bucket_bytes: int, wire_dtype: str | None) -> Iterator[Bucket]:
         """Buckets of (name, whole tensor) in the wire dtype; a tied head comes as a second name of the same tensor."""
         ...
 
@@ -36,9 +37,9 @@ class ExportsWeights(Protocol):
 
 
 class SendsWeights(HasWeightChannel):
-    """Mixin of the actor worker. Only rank 0's buckets travel; the other ranks take part in gathering them."""
+    """Mixin of the actor worker, an `ExportsWeights`. Only rank 0's buckets travel; the others gather along."""
 
-    _weight_export: Iterator[Packed] | None = None
+    _weight_export: Iterator[Bucket] | None = None
     _weight_store: Any = None
 
     @dispatch(Dispatch.BROADCAST)
@@ -49,7 +50,7 @@ class SendsWeights(HasWeightChannel):
     @dispatch(Dispatch.BROADCAST)
     def begin_weight_export(self: Any, bucket_bytes: int, wire_dtype: str) -> list[str]:
         """Open a new export and give the names it will send."""
-        self._weight_export = _packed(self, bucket_bytes, wire_dtype)
+        self._weight_export = self.export_weights(bucket_bytes, wire_dtype)
         return self.expected_names()
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
@@ -57,13 +58,13 @@ class SendsWeights(HasWeightChannel):
         """The next bucket: status with its `entries` and `num_bytes`, and the tensors; no entries when all are out."""
         if self._weight_export is None:
             raise RuntimeError("no weight export is open; call begin_weight_export first")
-        entries, tensors = next(self._weight_export, ([], []))
-        if not entries:
+        bucket = next(self._weight_export, [])
+        if not bucket:
             self._weight_export = iter(())  # whoever asks ahead hears of the end more than once
         if int(os.environ.get("RANK", "0")) != 0:
             return {"entries": [], "num_bytes": 0}, None
-        status = {"entries": [entry.to_json() for entry in entries], "num_bytes": num_bytes(tensors)}
-        return status, [tensor.cpu() for tensor in tensors]
+        entries, tensors = pack(bucket, HOST)  # the object store holds host memory
+        return {"entries": [entry.to_json() for entry in entries], "num_bytes": num_bytes(tensors)}, tensors
 
     @dispatch(Dispatch.BROADCAST)
     def end_weight_export(self: Any) -> None:
@@ -87,8 +88,9 @@ class SendsWeights(HasWeightChannel):
         is_sender = int(os.environ.get("RANK", "0")) == 0
         sent = 0
         try:
-            for entries, tensors in _packed(self, bucket_bytes, wire_dtype):
+            for bucket in self.export_weights(bucket_bytes, wire_dtype):
                 if is_sender:
+                    entries, tensors = pack(bucket, self._weight_channel.device)
                     self._weight_channel.send(entries, tensors)
                     sent += num_bytes(tensors)
             if is_sender:
@@ -130,8 +132,3 @@ def probe_rows(token_ids: Sequence[int]) -> TensorDict:
             "response_mask": ragged_from_values(mask, length),
         }
     )
-
-
-def _packed(worker: ExportsWeights, bucket_bytes: int, wire_dtype: str) -> Iterator[Packed]:
-    for bucket in worker.export_weights(bucket_bytes, wire_dtype):
-        yield pack(bucket)

@@ -7,7 +7,7 @@ import ray
 import ray.exceptions
 
 from configs.layout import process_groups
-from resources.casting import distinct_groups, start_process_group
+from resources.casting import all_duties, check_peers, distinct_groups, start_process_group
 from resources.placement_groups import PoolError
 from resources.worker_group import WorkerGroup
 from tasks.hosts import HostLostError
@@ -19,6 +19,9 @@ DRAIN_SECONDS = 30.0
 PING_SECONDS = 10.0
 EVIDENCE_SECONDS = 3.0
 """After an exception in a living worker, the death it may have come from is looked for this long."""
+NODE_SECONDS = 90.0
+"""So long where a rank does not beat: Ray gives a node up only when its health checks have failed for a minute."""
+SILENT_SECONDS = 5.0
 
 
 class NoNodesLeftError(RuntimeError):
@@ -46,25 +49,46 @@ def process_name(group: WorkerGroup) -> str:
 
 
 def find_deaths(run: Session) -> bool:
-    """Whether a process of the run is dead, waiting a little for its supervisor to notice."""
-    end = time.monotonic() + EVIDENCE_SECONDS
-    while time.monotonic() < end:
+    """Whether a process or a node of the run is dead, waiting a little for its supervisor and the cluster to notice.
+
+    While a rank is silent it is waited for longer: a node that lost its power closes no connection, and Ray counts on
+    it until its health checks have failed.
+    """
+    began = time.monotonic()
+    while time.monotonic() - began < (NODE_SECONDS if _has_silent_rank(run) else EVIDENCE_SECONDS):
         if any(group.failure is not None and group.failure.is_death for group in distinct_groups(run.groups)):
+            return True
+        if _pools_without_their_nodes(run):
             return True
         time.sleep(0.1)
     return not all(_answers(run, pool) for pool in run.hosts.pools)
 
 
+def _has_silent_rank(run: Session) -> bool:
+    """Whether a rank of a group that has not failed does not beat: of one that has, the others were ended with it."""
+    return any(
+        silent >= SILENT_SECONDS
+        for group in distinct_groups(run.groups)
+        if group.failure is None
+        for _, silent in group.processes.running()
+    )
+
+
 def rebuild(run: Session) -> list[str]:
-    """Restart dead groups and hosts; pools that lost a node are reserved anew. Returns the names of what came back."""
+    """Restart dead groups and hosts; pools that lost a node are reserved anew. Returns the names of what came back.
+
+    Whatever a rebuild that was broken off has not started yet is started by the next.
+    """
     gone = _pools_without_their_nodes(run)
     rebuilt = [f"pool {pool}" for pool in sorted(gone)]
     if gone:
         _move(run, gone)
     for group in distinct_groups(run.groups):
-        if group.pool not in gone and (group.failure is not None or process_name(group) in run.suspects):
+        is_up = bool(group.processes.actors)  # else a restart of it was broken off
+        if group.failure is not None or process_name(group) in run.suspects or not is_up:
             group.restart()
             rebuilt.append(f"group {process_name(group)}")
+    rebuilt += [f"group {name}" for name in _start_missing(run)]
     lost = [pool for pool in run.hosts.pools if pool in gone | run.lost_hosts or not _answers(run, pool)]
     if lost:
         run.hosts.restart(lost)
@@ -80,12 +104,13 @@ def _pools_without_their_nodes(run: Session) -> set[str]:
     return {
         name
         for name in run.config.pools
-        if any(bundle.place.node_id not in alive for bundle in run.cluster.pools[name].bundles)
+        if name not in run.cluster.pools  # given back, and not reserved again since
+        or any(bundle.place.node_id not in alive for bundle in run.cluster.pools[name].bundles)
     }
 
 
 def _move(run: Session, pools: set[str]) -> None:
-    """Cast the roles of `pools` onto the nodes that are left, fewer of them where the config allows it.
+    """Reserve `pools` anew on the nodes that are left, smaller where the config allows it; their roles end.
 
     Raises NoNodesLeftError.
     """
@@ -94,14 +119,22 @@ def _move(run: Session, pools: set[str]) -> None:
             group.shutdown()
     for pool in sorted(pools):
         run.cluster.pools.release_pool(pool)
-    _reserve(run, pools)
     # All of theirs: of a smaller config some (a replica of the rollout servers) do not come back under their name.
     run.groups = {duty: group for duty, group in run.groups.items() if group.pool not in pools}
-    casting = run.casting()
-    for planned in process_groups(run.config):
-        if planned.pool in pools:
-            run.groups |= start_process_group(run.cluster, casting, planned)
+    _reserve(run, pools)
     run.hosts.place({pool: first_bundle(run.cluster, pool) for pool in pools})
+
+
+def _start_missing(run: Session) -> list[str]:
+    """Start what the config casts and the run does not have. Returns the names of the groups; none before the cast."""
+    missing = [
+        planned
+        for planned in (process_groups(run.config) if run.is_cast else ())
+        if run.groups.keys().isdisjoint(all_duties(run.config, planned))
+    ]
+    for planned in missing:
+        run.groups |= start_process_group(run.cluster, run.casting(), planned)
+    return [planned.name for planned in missing]
 
 
 def _reserve(run: Session, pools: set[str]) -> None:
@@ -110,9 +143,14 @@ def _reserve(run: Session, pools: set[str]) -> None:
         wanted = {name: config.pools[name] for name in sorted(pools)}
         try:
             run.cluster.reserve(wanted, run.config.ray.placement_deadline_seconds)
+            for planned in process_groups(config):
+                if planned.pool in pools:
+                    check_peers(config, run.cluster.pools[planned.pool], planned)
             break
         except PoolError as error:
-            smaller = shrink(config, pools) if config.recovery.allow_smaller else None
+            for name in wanted:
+                run.cluster.pools.release_pool(name)
+            smaller = shrink(config, pools, run.cluster.inventory()) if config.recovery.allow_smaller else None
             if smaller is None:
                 raise NoNodesLeftError(
                     f"a node was lost and pools {sorted(pools)} do not fit on those that are left; on more nodes the"

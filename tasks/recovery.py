@@ -175,7 +175,7 @@ def _spend(run: Session, first: _Fault) -> None:
 def _roll_back(run: Session) -> None:
     """All stateful roles, the run's numbers, and the files go back to one committed point."""
     _drop_open_batches(run)
-    if not (_restored(run, run.snapshot) or _restored_older(run)):
+    if not _restored(run):
         _start_over(run)
     run.directory.cut_after(run.directory.spans, run.state.iteration)
     restore_reward_state(run)
@@ -184,29 +184,41 @@ def _roll_back(run: Session) -> None:
         keep_snapshot(run, {}, is_forced=True)
 
 
-def _restored(run: Session, snapshot: Snapshot | None) -> bool:
-    """Whether all stateful roles and the run's numbers are back at `snapshot`, which is in memory."""
-    if snapshot is None or not (snapshot.fits(run.groups) and snapshot.is_whole()):
-        return False
-    if not restore_snapshot(run.groups, snapshot):
-        return False
-    run.snapshot, run.state = snapshot, snapshot.state
-    run.directory.cut(run.directory.metrics, snapshot.metrics_bytes)
-    return True
-
-
-def _restored_older(run: Session) -> bool:
-    """Whether there was a checkpoint on the disk or a spare in memory to go back to; the newer one is taken."""
-    newest, spare = _newest_on_disk(run), run.spare
-    is_on_disk = newest is not None and (spare is None or newest.iteration >= spare.state.iteration)
-    run.snapshot = run.spare = None  # they hold a state that the run is about to leave
-    if not is_on_disk and _restored(run, spare):
+def _restored(run: Session) -> bool:
+    """Whether there was something to go back to: of what is whole in memory and on the disk, the newest."""
+    kept = [one for one in (run.snapshot, run.spare) if one is not None]
+    if kept and not _is_saved_after(run, kept[0]) and _restored_from(run, kept.pop(0)):
         return True
+    newest = _newest_on_disk(run)
+    for one in kept:
+        if (newest is None or one.state.iteration > newest.iteration) and _restored_from(run, one):
+            return True
+    run.snapshot = run.spare = None  # they hold a state that the run is about to leave
     if newest is None:
         return False
     run.state = RunState.from_json(newest.state).under(run.config)
     run.resumed_folder = str(run.checkpoints.path_of(newest.iteration))
     run.directory.cut(run.directory.metrics, newest.metrics_bytes)
+    return True
+
+
+def _is_saved_after(run: Session, snapshot: Snapshot) -> bool:
+    """Whether a checkpoint is newer than the snapshot, which would cut lines that it counts.
+
+    Until they were written again no checkpoint could be gone on from.
+    """
+    saved = {*run.checkpoints.iterations(), *(save.manifest.iteration for save in run.saves)}
+    return max(saved - run.checkpoints.passed_over, default=0) > snapshot.state.iteration
+
+
+def _restored_from(run: Session, snapshot: Snapshot) -> bool:
+    """Whether all stateful roles and the run's numbers are back at `snapshot`, which is in memory."""
+    if not (snapshot.fits(run.groups) and snapshot.is_whole()):
+        return False
+    if not restore_snapshot(run.groups, snapshot):
+        return False
+    run.snapshot, run.state = snapshot, snapshot.state
+    run.directory.cut(run.directory.metrics, snapshot.metrics_bytes)
     return True
 
 

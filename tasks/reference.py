@@ -6,7 +6,6 @@ from tasks.host import host
 from tasks.replies import call
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
-from tasks.weights import PROBE_VOCABULARY
 
 
 @step(role="reference", reads=("input_ids", "response_mask"), writes=("ref_log_probs",))
@@ -34,7 +33,7 @@ def refresh_reference(at: Stamp, policy_version: int) -> StepResult:
         host().group("reference"),
         policy_version,
         config.rollout.model_copy(update={"weight_sync": "auto"}),
-        vocab_size=PROBE_VOCABULARY,
+        vocab_size=host().group("actor").call("vocabulary_size"),
         wire_dtype=config.model.dtype,
         compute_dtype=config.model.dtype,
         max_probe_tokens=config.data.max_prompt_length,

@@ -25,7 +25,7 @@ WAIT_SECONDS = 600.0
 """Longest the end of a run, or the next save, waits for one that is being written."""
 MAX_TRIES = 3
 EXIT_SECONDS = 10.0
-"""A run that is stopped writes its last iteration within this, or leaves it to the last checkpoint."""
+"""A run that is stopped writes its newest snapshot within this, or leaves it to the last checkpoint."""
 
 
 class NanWeightsError(RuntimeError):

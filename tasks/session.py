@@ -67,6 +67,8 @@ class Session(Agenda):
         self.resumed_folder: str | None = None
         """Checkpoint that the stateful roles load before the first iteration."""
         self.preparation: Flow[Any, Any] | None = None
+        self.is_cast = False
+        """Whether the roles of the config have been started; a warm-up before has workers of its own."""
         self.verdict: str | None = None
         self.refused_changes = refused_changes(config)
         """What a verdict does not advise here; tried once, since the config stays."""
@@ -104,6 +106,7 @@ class Session(Agenda):
     def cast(self) -> None:
         """Start every worker group and give the task hosts their handles."""
         self.groups = cast_groups(self.cluster, self.casting())
+        self.is_cast = True
         self.hosts.attach(self.groups)
 
     @property

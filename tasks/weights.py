@@ -8,9 +8,6 @@ from tasks.servers import sampling_paused
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
 
-PROBE_VOCABULARY = 64
-"""Token ids below this stand in every vocabulary; the probe sequence is made of them."""
-
 
 @step(role="actor")
 def weight_sync(at: Stamp, policy_version: int) -> StepResult:
@@ -23,7 +20,7 @@ def weight_sync(at: Stamp, policy_version: int) -> StepResult:
             host().group("rollout"),
             policy_version,
             config.rollout,
-            vocab_size=PROBE_VOCABULARY,
+            vocab_size=host().group("actor").call("vocabulary_size"),
             wire_dtype=config.rollout.dtype or config.model.dtype,
             compute_dtype=config.model.dtype,
             max_probe_tokens=config.data.max_prompt_length,

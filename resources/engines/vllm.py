@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from configs.rollout import RolloutConfig
@@ -30,7 +31,12 @@ from resources.engines.process_state import process_state_kept
 from resources.engines.request_checks import check_request
 from resources.engines.tensor_parallel import check_peers, join_peers, name_shared_memory, unlink_shared_memory
 from resources.engines.uncompiled import uncompiled
-from resources.engines.vllm_arguments import check_arguments, effective_arguments, engine_arguments
+from resources.engines.vllm_arguments import (
+    check_accelerator,
+    check_arguments,
+    effective_arguments,
+    engine_arguments,
+)
 from resources.engines.weight_update import TakesUpdates, WeightUpdate
 from resources.telemetry.rollout_gauge import RolloutGauge
 
@@ -84,11 +90,14 @@ class VllmEngine(TakesUpdates):
             max_model_length: prompt + response, in tokens.
             seed: of the engine itself; rows have seeds of their own, so it only must differ between engines.
             tensor_parallel: ranks of the injected world that form one engine.
+
+        Raises ValueError for a vLLM that is built for accelerators where none is seen.
         """
         self.policy_version = 0
         self.facts = GenerationFacts()
         self._tensor_parallel = tensor_parallel
         self._is_cpu = current_platform.is_cpu()
+        check_accelerator(is_needed=current_platform.is_cuda_alike(), is_there=torch.cuda.is_available())
         self._is_eager = rollout.enforce_eager
         self._slots = rollout.max_running_sequences
         self._max_model_length = max_model_length

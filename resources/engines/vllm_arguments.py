@@ -74,3 +74,12 @@ def check_arguments(asked: dict[str, Any], effective: dict[str, Any]) -> None:
         raise ValueError(
             f"vLLM did not take these arguments (asked, in effect): {changed}; the config would not say what runs"
         )
+
+
+def check_accelerator(*, is_needed: bool, is_there: bool) -> None:
+    """Raise ValueError where a vLLM that was built for accelerators is in a process that sees none."""
+    if is_needed and not is_there:
+        raise ValueError(
+            "this vLLM is built for accelerators and this process sees none; name the accelerator of the engines' pool "
+            "(pools.*.accelerator, for example gpu), install vLLM's CPU build, or use rollout.engine huggingface"
+        )

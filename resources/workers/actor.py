@@ -118,6 +118,11 @@ class ActorWorker(SendsWeights, TrainedWorker):
         # The zero keeps every parameter in the graph, and with it every collective, whatever the loss looks at.
         return loss + 0.0 * log_probs.sum(), metrics, moved
 
+    @dispatch(Dispatch.RANK_ZERO)
+    def vocabulary_size(self) -> int:
+        """Token ids that the policy has an embedding of."""
+        return int(self.module.lm.config.get_text_config().vocab_size)
+
     def expected_names(self) -> list[str]:
         """Names that `export_weights` sends, second names of tied tensors included."""
         ties = self._ties()

@@ -4,8 +4,10 @@ import pytest
 
 from configs.layout import HYBRID_ROLES, process_groups
 from configs.load import load_config
-from resources.casting import Casting, worker_spec
-from resources.ranks import Mesh
+from resources.casting import Casting, check_peers, worker_spec
+from resources.placement_groups import PoolError
+from resources.pools import Bundle, ResourcePool
+from resources.ranks import BundlePlace, Mesh
 
 
 @pytest.mark.parametrize("role", ["actor", "critic", "reference"])
@@ -74,3 +76,24 @@ def test_what_sits_with_the_actor_has_its_place_and_a_worker_class_of_its_own(fi
     }
     demonstrations = "resources.workers.demonstrations:DemonstrationWorker"
     assert workers == {"actor": "my:Actor", "demonstrations": demonstrations}
+
+
+@pytest.mark.parametrize(("nodes", "is_refused"), [("aabb", False), ("abbb", True), ("aaab", True)])
+def test_engines_whose_ranks_ray_put_on_two_nodes_are_refused(nodes: str, is_refused: bool):
+    pool = "{bundles: 4, cpus_per_bundle: 2}"
+    config = load_config("quickstart", [f"pools.engines={pool}", "roles.rollout={pool: engines, tensor_parallel: 2}"])
+    places = [
+        BundlePlace(node_ip=f"10.0.0.{ord(node)}", node_id=node, group_index=0, bundle_index=index)
+        for index, node in enumerate(nodes)
+    ]
+    bundles = [
+        Bundle(group=None, place=place, pool="engines", config=config.pools["engines"])  # pyright: ignore[reportArgumentType]
+        for place in places
+    ]
+    group = next(group for group in process_groups(config) if group.name == "rollout")
+    landed = ResourcePool("engines", config.pools["engines"], bundles)
+    if not is_refused:
+        check_peers(config, landed, group)
+        return
+    with pytest.raises(PoolError, match=r"pool engines: roles.rollout.tensor_parallel is 2, and ranks \d to \d"):
+        check_peers(config, landed, group)

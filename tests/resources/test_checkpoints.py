@@ -143,6 +143,19 @@ def test_an_unknown_format_is_refused(store: CheckpointStore):
         store.read(1)
 
 
+def test_a_folder_that_was_renamed_to_another_iteration_is_passed_over_and_told(store: CheckpointStore):
+    save(store, 5)
+    save(store, 10)
+    store.path_of(10).rename(store.path_of(20))
+    latest, problems = store.latest()
+    assert latest is not None
+    assert latest.iteration == 5
+    assert problems == [
+        "iteration-000020: its manifest.json is of iteration 10, and the folder's name says 20; "
+        "give the folder its own name back"
+    ]
+
+
 def test_publishing_an_iteration_twice_keeps_the_first(store: CheckpointStore):
     save(store, 1)
     save(store, 1)

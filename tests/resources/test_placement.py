@@ -131,6 +131,32 @@ def test_pack_fills_a_node_before_the_next_and_spread_takes_turns():
     assert on == {"PACK": ["node-1"] * 4, "SPREAD": ["node-1", "node-1", "node-2", "node-3"]}
 
 
+@pytest.mark.parametrize(
+    ("pool", "size", "nodes", "said"),
+    [
+        ("{bundles: 2, strategy: SPREAD, %s}", 2, "2x(gpu=8,cpu=96)", "ranks 0 to 1"),
+        ("{bundles: 2, strategy: PACK, %s}", 2, "2x(gpu=8,cpu=96)", None),
+        ("{bundles: 6, %s}", 2, "2x(gpu=3,cpu=96)", "ranks 2 to 3"),
+        ("{bundles: 6, %s}", 3, "2x(gpu=3,cpu=96)", None),
+        ("{bundles: 4, strategy: SPREAD, %s}", 2, "2x(gpu=8,cpu=96)", None),
+    ],
+)
+def test_tensor_parallel_peers_that_would_lie_on_two_nodes_are_refused(
+    pool: str, size: int, nodes: str, said: str | None
+):
+    sizes = [f"roles.rollout.tensor_parallel={size}", "data.prompts_per_iteration=96"]
+    found = fit(with_pool(pool % "accelerator: gpu, cpus_per_bundle: 4", *sizes), parse_nodes(nodes))
+    if said is None:
+        assert isinstance(found, Placement), str(found)
+        return
+    assert isinstance(found, NoFit)
+    assert found.reason.startswith(f"roles.rollout.tensor_parallel is {size}, and {said} of ")
+    assert "would lie on two nodes (10.0.0.1, 10.0.0.2); give pools.main as nodes, each entry a multiple of" in str(
+        found
+    )
+    assert found.wanted == {"CPU": 4.0 * size, "GPU": size}
+
+
 def test_a_search_finds_the_one_arrangement_there_is():
     # Largest first and first fit would put 4 on the node with 5, and 5 would find no room.
     config = load_config(

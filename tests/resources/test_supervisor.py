@@ -38,11 +38,11 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def watch(supervisor: Supervisor, pid: int, tmp_path: Path) -> list[Failure]:
-    """Have a rank of this pid watched; what is told of it comes into the list."""
+def watch(supervisor: Supervisor, pid: int, tmp_path: Path, host: str | None = None) -> list[Failure]:
+    """Have a rank of this pid watched, on this machine unless another is named; what is told comes into the list."""
     rank = RankFacts(
         rank=0, actor_name="", actor_id="", node_ip="127.0.0.1", node_id="n", pid=pid, raylet_pid=os.getpid(),
-        host=host_identity(), log_file=str(tmp_path / "log"),
+        host=host or host_identity(), log_file=str(tmp_path / "log"),
     )  # fmt: skip
     told: list[Failure] = []
     facts = GroupFacts(
@@ -203,3 +203,24 @@ def test_a_memory_kill_is_told_only_of_a_process_that_ends_without_a_word_right_
         child.kill()
         assert wait_until(lambda: bool(told))
     assert (told[0].kind, told[0].detail) == (kind, detail)
+
+
+def test_a_node_that_goes_without_closing_a_connection_is_lost_once_its_rank_is_silent_and_the_cluster_gives_it_up(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    nodes = {"controller's", "n"}
+    monkeypatch.setattr("resources.supervision._SUSPECT_SECONDS", 0.5)
+    monkeypatch.setattr("resources.supervision._NODES_SECONDS", 0.1)
+    monkeypatch.setattr("resources.supervision.alive_nodes", lambda: frozenset(nodes))
+    monkeypatch.setattr("resources.supervision.is_node_alive", lambda node_id: node_id in nodes)
+    monkeypatch.setattr(Supervisor, "_probe", lambda *_: None)  # a task there would never answer
+    told = watch(supervisor, os.getpid(), tmp_path, host="elsewhere")
+    with greet(supervisor):
+        time.sleep(1.0)
+        assert told == []  # silent, as a busy one may be
+        nodes.clear()  # the cluster cannot be asked
+        time.sleep(0.5)
+        assert told == []
+        nodes.add("controller's")
+        assert wait_until(lambda: bool(told))
+    assert (told[0].kind, told[0].detail) == ("node lost", "its node is gone")

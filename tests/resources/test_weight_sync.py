@@ -2,6 +2,7 @@
 
 import concurrent.futures
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from resources.failures import Failure, WorkerFailed
 from resources.models.weights import in_buckets
 from resources.weight_buckets import checksum, from_flat, pack, to_flat, unpack
 from resources.weight_receiver import ReceivesWeights
-from resources.weight_sender import SendsWeights, probe_tokens
+from resources.weight_sender import HOST, SendsWeights, probe_tokens
 from resources.weight_sync import WeightSyncError, check_probe, choose_way, sync_weights
 
 
@@ -165,12 +166,43 @@ def test_each_way_delivers_every_weight_and_the_version(way, monkeypatch):
 
 def test_a_tied_head_travels_once():
     tensor = torch.randn(4, 2)
-    entries, tensors = pack([("embed_tokens", tensor), ("lm_head.weight", tensor)])
+    entries, tensors = pack([("embed_tokens", tensor), ("lm_head.weight", tensor)], HOST)
     assert len(tensors) == 1
     assert [(name, got.data_ptr()) for name, got in unpack(entries, tensors)] == [
         ("embed_tokens", tensor.data_ptr()),
         ("lm_head.weight", tensor.data_ptr()),
     ]
+
+
+class OnCard(torch.Tensor):
+    """Stands for a tensor on an accelerator: it is brought to the host as one is, and has another checksum there."""
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).to(*args, **kwargs)
+
+    def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("way", ["object_store", "process_group"])
+def test_weights_on_an_accelerator_reach_an_engine_that_gets_them_in_host_memory(way, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(
+        "resources.weight_buckets.checksum", lambda tensor: checksum(tensor) + isinstance(tensor, OnCard)
+    )
+    actor, rollout = fused()
+    plain = actor.workers[0].export_weights
+
+    def on_card(bucket_bytes, wire_dtype):
+        for bucket in plain(bucket_bytes, wire_dtype):
+            cards = {id(tensor): tensor.as_subclass(OnCard) for _, tensor in bucket}
+            yield [(name, cards[id(tensor)]) for name, tensor in bucket]
+
+    actor.workers[0].export_weights = on_card
+    report = sync(actor, rollout, weight_sync=way)
+    assert report.num_bytes == (32 + 16) * 4  # the tied head travels once
+    engine = rollout.workers[0].engine
+    assert torch.equal(engine.kept["lm_head.weight"], actor.workers[0].model.embed_tokens)
 
 
 def test_at_most_two_buckets_exist_at_a_time(monkeypatch):
@@ -202,7 +234,7 @@ def test_at_most_two_buckets_exist_at_a_time(monkeypatch):
 def test_the_wire_dtype_rounds_as_the_engine_would():
     exported = torch.tensor([1.001, 3.14159, 65504.0])
     [[(_, wire)]] = list(in_buckets([("w", exported)], 100, "bfloat16", {}))
-    entries, tensors = pack([("w", wire)])
+    entries, tensors = pack([("w", wire)], HOST)
     [(_, got)] = unpack(entries, tensors)
     assert (entries[0].dtype, got.dtype) == ("bfloat16", torch.bfloat16)
     assert got.float().tolist() == [1.0, 3.140625, 65536.0]
@@ -210,7 +242,7 @@ def test_the_wire_dtype_rounds_as_the_engine_would():
 
 def test_a_bfloat16_channel_keeps_shapes_and_values():
     bucket = [("a", torch.randn(3, 5).bfloat16()), ("b", torch.randn(7)), ("c", torch.randn(2, 2).bfloat16())]
-    entries, tensors = pack(bucket)
+    entries, tensors = pack(bucket, HOST)
     again = dict(unpack(entries, from_flat(entries, to_flat(tensors))))
     assert all(torch.equal(again[name], tensor) for name, tensor in bucket)
 
@@ -219,7 +251,7 @@ def test_a_bfloat16_channel_keeps_shapes_and_values():
 
 
 def test_a_changed_byte_is_found_and_named():
-    entries, tensors = pack([("good", torch.ones(4)), ("bad", torch.ones(4))])
+    entries, tensors = pack([("good", torch.ones(4)), ("bad", torch.ones(4))], HOST)
     tensors[1][2] = 1.5
     with pytest.raises(WeightMismatchError, match="'bad' arrived with checksum"):
         list(unpack(entries, tensors))
@@ -231,7 +263,7 @@ def test_two_swapped_rows_change_the_checksum():
 
 
 def test_another_shape_or_type_is_refused():
-    entries, _ = pack([("w", torch.ones(2, 3))])
+    entries, _ = pack([("w", torch.ones(2, 3))], HOST)
     with pytest.raises(WeightMismatchError, match=r"arrived as \('float32', \(3, 2\)\)"):
         list(unpack(entries, [torch.ones(3, 2)]))
     with pytest.raises(WeightMismatchError, match="bfloat16"):

@@ -13,7 +13,7 @@ import ray
 from configs.pools import PoolConfig
 from resources.cluster import Cluster
 from resources.failures import StaleGroup, WorkerFailed
-from resources.ranks import Mesh
+from resources.ranks import DEVICE_ENV, Mesh, device_index
 from resources.worker_group import WorkerGroup, WorkerSpec, start_group, start_groups
 from tests.resources.sample_workers import AsyncMemoryWorker, AsyncWorker, EchoWorker, MemoryWorker, NoTorchWorker
 
@@ -68,6 +68,12 @@ def test_ranks_get_their_environment_before_the_constructor_and_no_torch(group: 
     ]
     assert [fact["rank"] for fact in group.facts()] == [0, 1]
     assert [fact["torch"] for fact in group.facts()] == [False, False]
+
+
+def test_ranks_that_reserve_no_accelerator_see_none_on_a_node_that_has_some(group: WorkerGroup) -> None:
+    for answer in group.environment(list(DEVICE_ENV)):
+        assert answer == dict.fromkeys(DEVICE_ENV, "")
+        assert device_index(answer["CUDA_VISIBLE_DEVICES"], 1) is None
 
 
 def test_a_call_without_arguments_keeps_its_place_among_calls_with_some(group: WorkerGroup) -> None:

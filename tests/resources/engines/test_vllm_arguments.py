@@ -3,7 +3,7 @@
 import pytest
 
 from configs.rollout import RolloutConfig
-from resources.engines.vllm_arguments import check_arguments, engine_arguments
+from resources.engines.vllm_arguments import check_accelerator, check_arguments, engine_arguments
 
 ENGINE = {
     "max_running_sequences": ("max_num_seqs", 5),
@@ -53,6 +53,13 @@ def test_what_the_worker_gives_is_passed_on(change, name, expected):
 def test_a_value_that_vllm_changed_is_refused():
     with pytest.raises(ValueError, match=r"'max_num_seqs': \(5, 8\)"):
         check_arguments({"max_num_seqs": 5, "seed": 1}, {"max_num_seqs": 8, "seed": 1})
+
+
+def test_an_engine_built_for_accelerators_is_refused_where_none_is_seen():
+    check_accelerator(is_needed=False, is_there=False)
+    check_accelerator(is_needed=True, is_there=True)
+    with pytest.raises(ValueError, match=r"this process sees none; name the accelerator of the engines' pool"):
+        check_accelerator(is_needed=True, is_there=False)
 
 
 def test_the_running_engines_say_what_they_were_asked_for(vllm_engine, cramped_engine):
