@@ -12,11 +12,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import tasks.supervised
+from configs.layout import process_groups
 from configs.load import check_config, dump_config
 from configs.model import LoraConfig, ModelConfig
 from configs.run import RunConfig
 from resources.batch import row_lengths
+from resources.casting import Casting, duties_of, worker_spec
+from resources.import_paths import import_class
 from resources.local_group import LocalGroup
+from resources.models.character_tokenizer import build_character_tokenizer
 from resources.prompt_sources import PromptError
 from resources.update_plan import make_update_plans
 from resources.workers.actor import ActorWorker
@@ -197,6 +201,19 @@ def test_a_micro_batch_of_pairs_padded_to_its_longest_response_keeps_to_the_budg
     padded = [len(micro) * max(lengths[row] for row in micro) for micro in plan.mini_batches[0].micro_batches]
     assert max(padded) <= 120
     assert len(padded) < 12, "more than one pair fits"
+
+
+def test_pairs_are_read_with_the_tools_that_prompts_are_sampled_with(tmp_path: Path):
+    tokenizer = build_character_tokenizer()
+    tokenizer.chat_template = "{{ tools[0]['function']['name'] }}:{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(tmp_path)
+    tools = "rollout.tools={functions: ['resources.tools.calculator:calculate']}"
+    rendered = (f"model.tokenizer_path={tmp_path}", "data.chat_template=true", "data.max_prompt_length=24")
+    config = small_config(pairs(tmp_path / "pairs.jsonl", 8), tools, *rendered)
+    [group, *_] = [group for group in process_groups(config) if "actor" in duties_of(group)]
+    spec = worker_spec(Casting(config=config, model=config.model), group, "preferences")
+    _, rows = import_class(str(spec.worker))(*spec.args, **spec.kwargs).read(0, 0, 1)
+    assert tokenizer.decode(rows.get("input_ids").values()[:10]) == "calculate:"
 
 
 def test_the_loss_of_pairs_does_not_depend_on_the_micro_batch(tmp_path: Path):
