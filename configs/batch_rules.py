@@ -192,11 +192,15 @@ def target_kl_acts(config: "RunConfig") -> Iterator[Problem]:
 
 
 def correction_acts(config: "RunConfig") -> Iterator[Problem]:
-    """A bound that the mode does not read, or a second weight on a loss that has its own."""
+    """A bound that the mode does not read or that leaves no row, or a second weight on a loss that has its own."""
     correction = config.algorithm.correction
     if correction.mode in ("reject-k2", "reject-k3") and correction.lower > 0.0:
         rule = f"{correction.mode} rejects what is above `upper`; a mean KL near 0 is what is wanted"
         yield Problem("algorithm.correction.lower", correction.lower, rule, "set it to 0")
+    if correction.mode in ("icepop", "reject-k1") and not correction.lower <= 1.0 <= correction.upper:
+        name, side = ("lower", "less") if correction.lower > 1.0 else ("upper", "more")
+        rule = f"{correction.mode} rejects what is outside [lower, upper], and what is on policy weighs 1"
+        yield Problem(f"algorithm.correction.{name}", getattr(correction, name), rule, f"set it to 1 or {side}")
     oldest, depth = correction.max_staleness, config.async_depth
     if oldest is not None and oldest < depth and not config.rollout.servers.updates_while_sampling:
         rule = f"async_depth is {depth}, so that all rows but the first are as old, and none would be trained on"

@@ -37,6 +37,16 @@ def graders_cover_sources(config: "RunConfig") -> Iterator[Problem]:
                 )
 
 
+def demonstrations_have_answers(config: "RunConfig") -> Iterator[Problem]:
+    """Rows of a source without a column of answers have none to warm up on."""
+    for index, source in enumerate(config.data.sources):
+        is_read = source.kind in ("json", "parquet", "hub", "python")
+        if is_read and source.answer_column is None and config.sft is not None and config.sft.learns_answers:
+            rule = f"the {config.sft.steps} steps of sft are learnt from the answers of the rows"
+            way_out = "name the column, give sft.turns without {answer}, or set sft.steps to 0"
+            yield Problem(f"data.sources.{index}.answer_column", None, rule, way_out)
+
+
 def rewards_can_differ(config: "RunConfig") -> Iterator[Problem]:
     """A source whose graders all weigh nothing gives every response the same reward, and nothing is learned from it."""
     if config.teachers:  # They teach whatever the rewards are.
@@ -127,6 +137,7 @@ def best_checkpoint_is_measured(config: "RunConfig") -> Iterator[Problem]:
 
 RULES: tuple[Callable[["RunConfig"], Iterator[Problem]], ...] = (
     graders_cover_sources,
+    demonstrations_have_answers,
     rewards_can_differ,
     length_is_punished_once,
     right_answers_are_told,

@@ -1,5 +1,6 @@
 """How the trained roles do their steps, and what the run keeps."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -70,6 +71,11 @@ class SftConfig(Config):
     objective: Literal["causal_lm", "reward_model"] = "causal_lm"
     """`reward_model` trains a scalar head from preference pairs."""
 
+    @property
+    def learns_answers(self) -> bool:
+        """Whether a policy is fitted to the rows' own answers."""
+        return self.objective == "causal_lm" and self.steps > 0 and hold_answers(self.turns)
+
     @model_validator(mode="after")
     def _turns_can_be_filled_in(self) -> "SftConfig":
         for number, turn in enumerate(self.turns):
@@ -81,6 +87,15 @@ class SftConfig(Config):
                     "that is meant as one twice"
                 ) from None
         return self
+
+
+def hold_answers(turns: Sequence[str]) -> bool:
+    """Whether demonstrations of these turns hold the answers of their rows; without turns they are the answers.
+
+    >>> hold_answers(()), hold_answers(["[calculate({prompt})]", "{answer}"]), hold_answers(["ask {prompt}"])
+    (True, True, False)
+    """
+    return not turns or any(turn.format(prompt="", answer="x") != turn.format(prompt="", answer="") for turn in turns)
 
 
 class RecoveryConfig(Config):

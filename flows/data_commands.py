@@ -30,10 +30,12 @@ def data(config: ConfigPath, *, set_: Overrides = (), samples: SampleCount = 2, 
 
     Exit code 2 when a run could not use them.
     """
+    from resources.agent_rollout import tool_schemas
     from resources.import_paths import add_import_paths
     from resources.models.causal_lm import ModelError, load_tokenizer
     from resources.prompt_report import report_prompts
     from resources.prompt_sources import PromptError
+    from resources.tools.schema import ToolError
 
     checked = load_config(config, set_)
     add_import_paths(checked.code.import_paths)
@@ -44,8 +46,9 @@ def data(config: ConfigPath, *, set_: Overrides = (), samples: SampleCount = 2, 
             load_tokenizer(checked.model),
             group_size=checked.rollout.group_size,
             num_samples=samples,
+            tools=tool_schemas(checked.rollout),
         )
-    except (ModelError, PromptError) as error:
+    except (ModelError, PromptError, ToolError) as error:
         raise Refused(str(error)) from None
     if json_:
         print(json.dumps(report.to_json()))

@@ -36,7 +36,7 @@ def sft(config: ConfigPath, *, set_: Overrides = (), json_: AsJson = False) -> i
 
         return supervised(checked)
 
-    return _run(checked, run, json_)
+    return _run(checked, run, json_, fits=True)
 
 
 @app.command
@@ -123,7 +123,7 @@ def renamed(config: "RunConfig", model: "ModelConfig") -> "RunConfig":
     return config.model_copy(update={"name": name, "model": model, "async_depth": 0})
 
 
-def _run(config: "RunConfig", flow: Callable[[], dict[str, Any]], as_json: bool) -> int:
+def _run(config: "RunConfig", flow: Callable[[], dict[str, Any]], as_json: bool, *, fits: bool = False) -> int:
     """Call a flow with a Prefect server, and tell its result."""
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
@@ -133,7 +133,7 @@ def _run(config: "RunConfig", flow: Callable[[], dict[str, Any]], as_json: bool)
     with ExitStack() as stack:
         stack.enter_context(lasting_stderr())
         try:
-            check_start(config, trains=False)
+            check_start(config, trains=False, fits=fits)
             url = stack.enter_context(prefect_api(config.prefect))
             print(f"Prefect UI: {ui_url(url)}", file=sys.stderr, flush=True)
             with without_traceback((*REFUSALS, ConfigError)):

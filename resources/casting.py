@@ -158,7 +158,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "advantage": lambda cast, group, role: {"kwargs": {"threads": 1}},
     "env": _env,
     "demonstrations": _demonstrations,
-    "preferences": lambda cast, group, role: {"args": (cast.model, cast.config.data), "kwargs": {}},
+    "preferences": lambda cast, group, role: {"args": (cast.model, cast.config.data, cast.config.rollout)},
     "reward_trainer": _trained("actor"),
 }
 """Role -> constructor arguments of its workers."""

@@ -45,11 +45,19 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _is_worth_rendering(config: RunConfig) -> bool:
-    """Tables always; what is generated here where none of the first prompts has as few characters as tokens may be."""
-    if any(source.kind in READ_FROM_ELSEWHERE for source in config.data.sources):
+    """Tables always; generated sources where none of the first prompts has as few characters as tokens may be."""
+    sections = ((config.data.sources, False), (config.validation.sources, True))
+    if any(source.kind in READ_FROM_ELSEWHERE for sources, _ in sections for source in sources):
         return True
-    few = [one.model_copy(update={"size": min(one.size or FEW_ROWS, FEW_ROWS)}) for one in config.data.sources]
-    return all(len(str(row.prompt)) > config.data.max_prompt_length for source in few for row in load_rows(source))
+    try:
+        few = [
+            load_rows(one.model_copy(update={"size": min(one.size or FEW_ROWS, FEW_ROWS)}), held_out=held_out)
+            for sources, held_out in sections
+            for one in sources
+        ]
+    except PromptError:
+        return True  # it is told where all rows are made
+    return any(all(len(str(row.prompt)) > config.data.max_prompt_length for row in rows) for rows in few)
 
 
 def _absent_folders(config: RunConfig) -> Iterator[Problem]:
@@ -149,13 +157,17 @@ def _rendering_problems(config: RunConfig) -> Iterator[Problem]:
     from resources.models.causal_lm import load_tokenizer
     from resources.prompts import PromptSource
 
+    tokenizer, tools = load_tokenizer(config.model), tool_schemas(config.rollout)
     try:
-        tokenizer, tools = load_tokenizer(config.model), tool_schemas(config.rollout)
         PromptSource(config.data, tokenizer, tools=tools)
+    except PromptError as error:
+        yield Problem("data", UNSAID, str(error))
+        return
+    try:
         if config.validation.sources:
             PromptSource.for_validation(config.validation, config.data, tokenizer, tools)
     except PromptError as error:
-        yield Problem("data", UNSAID, str(error))
+        yield Problem("validation", UNSAID, str(error))
 
 
 def _tool_problems(config: RunConfig) -> Iterator[Problem]:

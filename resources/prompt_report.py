@@ -86,10 +86,14 @@ def report_prompts(
     *,
     group_size: int,
     num_samples: int = 2,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> PromptReport:
-    """Read and render every source. Raises PromptError for rows that no run could use."""
+    """Read and render every source; `tools` are the schemas that a chat template tells of.
+
+    Raises PromptError for rows that no run could use.
+    """
     whole = data.model_copy(update={"max_prompt_length": NO_LIMIT, "overlong_prompts": "truncate_right"})
-    sources = PromptSource(whole.model_copy(update={"prompts_per_iteration": 1}), tokenizer).rendered
+    sources = PromptSource(whole.model_copy(update={"prompts_per_iteration": 1}), tokenizer, tools=tools).rendered
     weights = sum(source.weight for source, _, _ in sources)
     known = {_key(row) for _, rows, _ in sources for row in rows}
     found = [
@@ -97,7 +101,8 @@ def report_prompts(
         for part in sources
     ]
     if validation.sources:
-        held_out = PromptSource.for_validation(validation, whole, tokenizer).rendered
+        few = validation.model_copy(update={"num_prompts": 1})
+        held_out = PromptSource.for_validation(few, whole, tokenizer, tools).rendered
         weights = sum(source.weight for source, _, _ in held_out)
         found += [
             _report(part, tokenizer, data, "validation", known, part[0].weight / weights, 1, num_samples)
@@ -145,7 +150,7 @@ def _report(
         rows=len(rows),
         prompt_tokens=_quantiles(lengths),
         answer_tokens=_quantiles([len(ids) for ids in answers]),
-        without_answer=sum(not row.answer for row in rows),
+        without_answer=sum(not row.answer.strip() for row in rows),
         overlong=len(long),
         overlong_rows=long[:MOST_LISTED],
         unknown=sum(tokenizer.unk_token_id in ids for ids in all_ids) if tokenizer.unk_token_id is not None else 0,

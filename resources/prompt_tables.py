@@ -45,7 +45,8 @@ def rows_of_table(source: SourceConfig, *, held_out: bool = False) -> list[Sourc
 
     Raises:
         PromptError: for a table that cannot be read, a column that it lacks, and rows that cannot be used: a prompt or
-            an answer that is null or empty, a prompt that is neither a text nor messages. Every such row is told.
+            an answer that is null, a prompt that is empty or neither a text nor messages. Every such row is told. An
+            answer may be empty, for graders that need none; those that compare find the row unscorable.
     """
     columns = [source.prompt_column, *([source.answer_column] if source.answer_column else [])]
     rows: list[SourceRow] = []
@@ -132,9 +133,17 @@ def _row(source: SourceConfig, index: int, entry: Mapping[str, Any], columns: Se
     return SourceRow(
         index=index,
         prompt=prompt,
-        answer=answer if isinstance(answer, str) else json.dumps(answer, default=str),
+        answer=_answer_text(answer),
         extra={name: value for name, value in entry.items() if name not in columns},
     )
+
+
+def _answer_text(answer: object) -> str:
+    """As JSON writes it; what JSON has no type for (a decimal, a date) as its own text, without quotation marks."""
+    if isinstance(answer, str):
+        return answer
+    is_json = isinstance(answer, bool | int | float | list | tuple | dict)
+    return json.dumps(answer, default=str) if is_json else str(answer)
 
 
 # Reading -------------------------------------------------------------------------------------------------------------

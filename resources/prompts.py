@@ -139,8 +139,18 @@ class PromptSource:
         tokenizer: "PreTrainedTokenizerBase",
         tools: Sequence[dict[str, Any]] = (),
     ) -> "PromptSource":
-        """The validation sources, rendered as the training prompts are; generated kinds never overlap training."""
-        return cls(data, tokenizer, sources=validation.sources, held_out=True, tools=tools)
+        """The validation sources, rendered as the training prompts are; generated kinds never overlap training.
+
+        Raises PromptError, also when fewer rows are left than one validation takes.
+        """
+        held_out = cls(data, tokenizer, sources=validation.sources, held_out=True, tools=tools)
+        if held_out.num_rows < validation.num_prompts:
+            raise PromptError(
+                f"{held_out.num_rows} held-out prompts are left ({held_out.num_filtered} were filtered out) but "
+                f"validation.num_prompts is {validation.num_prompts}; add rows, lower num_prompts, or raise "
+                f"data.max_prompt_length ({data.max_prompt_length})"
+            )
+        return held_out
 
     @property
     def rendered(self) -> list[tuple[SourceConfig, list[SourceRow], list[tuple[int, ...]]]]:

@@ -12,6 +12,7 @@ from typing import Any
 from configs.model import ModelConfig
 from configs.run import RunConfig
 from resources.curriculum import PART
+from resources.demonstration_rows import WARM_UP_EPOCH
 from resources.run_directory import RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.export import start_model
@@ -19,8 +20,6 @@ from tasks.run_state import RunState
 from tasks.stamp import Stamp
 
 FIRST_VALIDATION = "first_validation"
-WARM_UP_EPOCH = 1_000_000
-"""Far behind any epoch of training, so the warm-up has an order of rows of its own."""
 
 
 class Agenda:

@@ -11,7 +11,6 @@ from typing import Any
 from configs.layout import process_groups
 from configs.run import RunConfig
 from resources.casting import Casting, all_duties, distinct_groups, duties_of, start_process_group
-from resources.preference_pairs import check_pairs
 from resources.run_directory import SIDE_RUN, RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
@@ -29,9 +28,7 @@ def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = Fals
 
     Raises ConfigError for what the config asks that cannot be, and what `open_session` raises.
     """
-    check_start(config, trains=False)
-    if "preferences" in duties:
-        check_pairs(config)
+    check_start(config, trains=False, fits=fits)
     config, directory = open_directory(config, None)
     directory.event(SIDE_RUN, duties=sorted(duties))
     try:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.run import RunConfig
 from resources.code_grader import CodeSettings
+from resources.demonstration_rows import check_answers
 from resources.grader_pool import GraderImportError, PoolFunction, check_functions
 from resources.grader_process import load_function
 from resources.import_paths import ImportPathError, import_class
 from resources.input_check import check_inputs
+from resources.preference_pairs import check_pairs
 from resources.sandbox import Sandbox, SandboxUnavailableError
 from resources.telemetry.sinks import import_sink
 from tasks.graders_of import build_grader
@@ -25,14 +27,17 @@ OF_THE_RESPONSE_ALONE = ("overlong_penalty", "response_format")
 _EMPTY = {"prompt": "", "response": "", "answer": "", "extra": {"response_length": 0, "finish_reason": "stop"}}
 
 
-def check_start(config: RunConfig, *, trains: bool = True) -> None:
+def check_start(config: RunConfig, *, trains: bool = True, fits: bool = False) -> None:
     """Raises ConfigError with every problem; see `check_inputs` for clusters elsewhere.
 
-    `trains`: it is a run of iterations, and not one that fits or evaluates alone.
+    `trains`: it is a run of iterations, with the warm-up that it asks for; `fits`: a supervised fit alone. Neither: it
+    evaluates.
     """
     problems: list[Problem] = []
     try:
         check_inputs(config)
+        if trains or fits:
+            _check_fitted_rows(config, fits_alone=fits)
     except ConfigError as error:
         problems += error.problems
     problems += [*_cluster_problems(config), *_grader_problems(config)]
@@ -40,6 +45,15 @@ def check_start(config: RunConfig, *, trains: bool = True) -> None:
     problems += _warm_up_problems(config) if trains else ()
     if problems:
         raise ConfigError(config.name, problems)
+
+
+def _check_fitted_rows(config: RunConfig, *, fits_alone: bool) -> None:
+    """Raises ConfigError for rows that no supervised step can learn from."""
+    if config.sft is not None and config.sft.objective == "reward_model":
+        if fits_alone:
+            check_pairs(config)
+    else:
+        check_answers(config)
 
 
 def _cluster_problems(config: RunConfig) -> Iterator[Problem]:

@@ -59,7 +59,7 @@ def reward_model_fit(at: Stamp, batch: BatchHandle, steps: int) -> StepResult:
     mesh, world_size = group.topology.mesh, group.world_size
     plans = make_update_plans(
         pairs,
-        [lengths[row] + lengths[row + 1] for row in pairs],
+        [2 * max(lengths[row], lengths[row + 1]) for row in pairs],  # both are padded to the longer
         [1] * len(pairs),
         dp_size=mesh.dp_size(world_size),
         num_mini_batches=steps,

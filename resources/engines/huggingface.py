@@ -102,7 +102,8 @@ class HuggingFaceEngine(TakesUpdates):
         """Queue one response."""
         self._check_usable()
         config = self._model.config.get_text_config()
-        check_request(request, config.vocab_size, config.max_position_embeddings)
+        # A model without position embeddings (ALiBi, recurrent) names no length.
+        check_request(request, config.vocab_size, getattr(config, "max_position_embeddings", None))
         generator = torch.Generator().manual_seed(request.seed)
         self._waiting.append(_Row(request=request, sampling=sampling, generator=generator, added=time.monotonic()))
 

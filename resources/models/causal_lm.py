@@ -37,16 +37,8 @@ from resources.weight_files import WEIGHT_FILES, WeightFileError, check_weight_f
 
 CACHE = Path(os.environ.get("CALLSHEET_CACHE", "~/.cache/callsheet")).expanduser()
 transformers_logging.disable_progress_bar()
-DROPOUT_KEYS = (
-    "attention_dropout",
-    "hidden_dropout",
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-    "dropout",
-    "embedding_dropout",
-)
-"""Dropout makes recomputed log-probs differ from those of the update, so it is off in every role."""
+LABELS = ("id2label", "label2id")
+"""Of a classifier, where a name that says `drop` is the user's."""
 
 
 _TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -92,6 +84,12 @@ def load_model_config(model: ModelConfig) -> PretrainedConfig:
     if model.build == "tiny":
         return _tiny_config(_shape(model))
     return AutoConfig.from_pretrained(_checked_path(_plain(model)), trust_remote_code=False)
+
+
+def own_config(model: ModelConfig, built: PretrainedConfig) -> PretrainedConfig:
+    """What an export says of the model that was `built` from `model`: its own config, with the dropout it was given."""
+    config = load_model_config(model)
+    return config if type(config) is type(built) else config.get_text_config()
 
 
 def build_skeleton(model: ModelConfig) -> nn.Module:
@@ -340,9 +338,21 @@ def _build_tiny(shape: ModelShape, attention: str, seed: int) -> PreTrainedModel
 
 
 def disable_dropout(config: PretrainedConfig) -> None:
-    """Set every dropout of an architecture to 0, in place."""
-    for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
-        present = part.to_dict()
-        for key in DROPOUT_KEYS:
-            if present.get(key):
-                setattr(part, key, 0.0)
+    """Set every dropout of an architecture and of its sections to 0, in place: each number whose name says `drop`.
+
+    It makes recomputed log-probs differ from those of the update, so it is off in every role. Architectures agree on no
+    name for it (`attention_dropout`, `resid_pdrop`, `layerdrop`), but all say `drop`.
+    """
+    _without_dropout("", config)
+
+
+def _without_dropout(name: str, value: Any) -> Any:
+    if isinstance(value, PretrainedConfig | dict):
+        settings: dict[Any, Any] = vars(value) if isinstance(value, PretrainedConfig) else value
+        for key in settings.keys() - set(LABELS):
+            settings[key] = _without_dropout(str(key), settings[key])
+        return value
+    if isinstance(value, list):
+        return [_without_dropout(name, one) for one in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value)(0) if is_number and "drop" in name.lower() else value

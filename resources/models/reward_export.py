@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -24,7 +25,7 @@ def export_reward_model(
     settings.num_labels = 1
     if settings.pad_token_id is None:
         settings.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    whole = AutoModelForSequenceClassification.from_config(settings, trust_remote_code=False)
+    whole = AutoModelForSequenceClassification.from_config(settings, dtype=torch.float32, trust_remote_code=False)
     trunk = getattr(whole, whole.base_model_prefix)
     weights = {name: tensor.detach().cpu().float() for name, tensor in named.items()}
     trunk.load_state_dict({name.removeprefix(TRUNK): one for name, one in weights.items() if name.startswith(TRUNK)})

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from resources.dispatch import Dispatch, dispatch
-from resources.models.causal_lm import build_causal_lm, load_tokenizer
+from resources.models.causal_lm import build_causal_lm, load_tokenizer, own_config
 from resources.models.export import export_folder
 from resources.models.log_probs import head_of
 from resources.models.lora import (
@@ -143,8 +143,9 @@ class ActorWorker(SendsWeights, TrainedWorker):
         """Write the policy (adapters merged) as a Hugging Face folder; all ranks gather, rank 0 writes."""
         gathered = [pair for bucket in self.export_weights(wire_dtype="float32") for pair in bucket]
         if self.rank == 0:
-            lm = self.module.lm
-            export_folder(Path(folder), lm.config, lm.generation_config, load_tokenizer(self.model_config), gathered)
+            lm, tokenizer = self.module.lm, load_tokenizer(self.model_config)
+            config = own_config(self.model_config, lm.config)
+            export_folder(Path(folder), config, lm.generation_config, tokenizer, gathered)
 
     @dispatch(Dispatch.BROADCAST)
     def export_adapter(self, folder: str, base: str) -> None:

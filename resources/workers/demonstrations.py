@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from configs.data import DataConfig
 from configs.model import ModelConfig
 from configs.rollout import RolloutConfig
+from configs.training import hold_answers
 from resources.agent_rollout import build_agent_rollout, tool_schemas
 from resources.batch import make_shard, ragged_from_rows
 from resources.dispatch import Dispatch, dispatch
@@ -33,7 +34,7 @@ class DemonstrationWorker:
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model)
         tools = () if rollout is None else tool_schemas(rollout)
         self._prompts = PromptSource(data, self._tokenizer, tools=tools)
-        self._turns = tuple(turns)
+        self._turns, self._holds_answers = tuple(turns), hold_answers(turns)
         ends = {cast("int", self._tokenizer.eos_token_id)}
         self._agent = build_agent_rollout(rollout, data, self._tokenizer, ends) if rollout is not None else None
 
@@ -46,7 +47,7 @@ class DemonstrationWorker:
             train_mask (the answer's tokens).
 
         Raises:
-            PromptError: for a prompt without an answer.
+            PromptError: for a prompt without an answer where its answer is part of what is learnt.
         """
         found = self._prompts.rows(epoch, start, count).prompts[self.rank :: self.world_size]
         written = [self._written(prompt) for prompt in found]
@@ -71,9 +72,14 @@ class DemonstrationWorker:
 
     def _written(self, prompt: Prompt) -> tuple[list[int], list[bool]]:
         """Ids after the prompt, and which of them a policy would have to write itself."""
+        if self._holds_answers and not prompt.answer.strip():
+            raise PromptError(
+                f"row {prompt.index} of source {prompt.source!r} has no answer to learn from; "
+                "the warm-up needs one for every row that it reads (data.sources[].answer_column)"
+            )
         if not self._turns:
-            ids = self._answer_ids(prompt)
-            return ids, [True] * len(ids)
+            ids = self._tokenizer(prompt.answer, add_special_tokens=False)["input_ids"]
+            return [*ids, cast("int", self._tokenizer.eos_token_id)], [True] * (len(ids) + 1)
         texts = [turn.format(prompt=prompt.text, answer=prompt.answer) for turn in self._turns]
         ids, mask = [], []
         for place, text in enumerate(texts):
@@ -85,12 +91,3 @@ class DemonstrationWorker:
                 said = self._agent.answer_to(text, has_end=is_end) if self._agent is not None else []
                 ids, mask = [*ids, *said], [*mask, *[False] * len(said)]
         return ids, mask
-
-    def _answer_ids(self, prompt: Prompt) -> list[int]:
-        if not prompt.answer:
-            raise PromptError(
-                f"row {prompt.index} of source {prompt.source!r} has no answer to learn from; "
-                "the warm-up needs one for every row (data.sources[].answer_column)"
-            )
-        ids = self._tokenizer(prompt.answer, add_special_tokens=False)["input_ids"]
-        return [*ids, cast("int", self._tokenizer.eos_token_id)]

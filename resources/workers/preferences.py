@@ -9,6 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from configs.data import DataConfig
 from configs.model import ModelConfig
+from configs.rollout import RolloutConfig
+from resources.agent_rollout import tool_schemas
 from resources.batch import make_shard, ragged_from_rows
 from resources.dispatch import Dispatch, dispatch
 from resources.models.causal_lm import load_tokenizer
@@ -23,10 +25,12 @@ class PreferenceWorker:
 
     role = "preferences"
 
-    def __init__(self, model: ModelConfig, data: DataConfig) -> None:
+    def __init__(self, model: ModelConfig, data: DataConfig, rollout: RolloutConfig | None = None) -> None:
+        """`rollout`: its tools stand in the prompts, as in those that are sampled."""
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(model)
-        self._prompts = PromptSource(data, self._tokenizer)
+        tools = () if rollout is None else tool_schemas(rollout)
+        self._prompts = PromptSource(data, self._tokenizer, tools=tools)
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
     def read(self, epoch: int, start: int, count: int) -> tuple[Status, TensorDict]:

@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from resources.dispatch import Dispatch, dispatch
-from resources.models.causal_lm import load_tokenizer
+from resources.models.causal_lm import load_tokenizer, own_config
 from resources.models.lora import add_adapters, merged_tensors
 from resources.models.reward_export import export_reward_model
 from resources.models.value_head import SequenceScorer, build_value_model
@@ -54,4 +54,5 @@ class RewardTrainerWorker(TrainedWorker):
         scalar = self.module.scalar
         named = dict(merged_tensors(scalar))
         if self.rank == 0:
-            export_reward_model(Path(folder), scalar.model.config, load_tokenizer(self.model_config), named)
+            config = own_config(self.model_config, scalar.model.config)
+            export_reward_model(Path(folder), config, load_tokenizer(self.model_config), named)

@@ -16,6 +16,7 @@ from tasks.algorithms.estimators import ESTIMATOR_COLUMNS, ESTIMATORS, Knobs, Re
 from tasks.algorithms.group_advantages import groups_with_signal, rollout_votes
 from tasks.algorithms.kl import kl_per_token
 from tasks.algorithms.masking import masked_sum, whiten, zero_masked
+from tasks.algorithms.numbers import as_float
 from tasks.algorithms.off_policy import rollout_correction
 from tasks.algorithms.token_rewards import spread_scores
 
@@ -148,7 +149,8 @@ def _refuse(name: str, is_bad: Tensor, what: str) -> None:
 def _place_rewards(columns: Mapping[str, Tensor], kl_coef: float, kl_estimator: str) -> tuple[Rewards, Metrics]:
     response_mask = columns["response_mask"]
     has_scores = "scores" in columns  # pure distillation has none
-    scores = columns["scores"] if has_scores else torch.zeros(response_mask.shape[0], device=response_mask.device)
+    nothing = torch.zeros(response_mask.shape[0], device=response_mask.device)
+    scores = as_float(columns["scores"]) if has_scores else nothing
     is_scorable = ~scores.isnan()
     mask = response_mask & is_scorable[:, None]
     token, sequence = spread_scores(scores, response_mask), scores

@@ -9,16 +9,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tasks.algorithms.masking import zero_masked
+from tasks.algorithms.numbers import Number, as_float
 
 
 def gae(
-    token_rewards: Float[Tensor, "B T"],
-    values: Float[Tensor, "B T"],
+    token_rewards: Number[Tensor, "B T"],
+    values: Number[Tensor, "B T"],
     response_mask: Bool[Tensor, "B T"],
     *,
     gamma: float,
     gae_lambda: float,
-    bootstrap_values: Float[Tensor, " B"] | None = None,
+    bootstrap_values: Number[Tensor, " B"] | None = None,
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Generalised advantage estimation on the subsequence of sampled tokens.
 
@@ -35,7 +36,7 @@ def gae(
         advantages and returns, not whitened.
     """
     token_rewards, known = zero_masked(token_rewards, response_mask), zero_masked(values, response_mask)
-    next_value = known.new_zeros(known.shape[0]) if bootstrap_values is None else bootstrap_values
+    next_value = known.new_zeros(known.shape[0]) if bootstrap_values is None else as_float(bootstrap_values)
     next_advantage = torch.zeros_like(next_value)
     advantages = torch.zeros_like(known)
     for t in reversed(range(known.shape[1])):
@@ -49,7 +50,7 @@ def gae(
 
 
 def discounted_returns(
-    token_rewards: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"], *, gamma: float
+    token_rewards: Number[Tensor, "B T"], response_mask: Bool[Tensor, "B T"], *, gamma: float
 ) -> Float[Tensor, "B T"]:
     """Reward to go, one discount for each sampled token: R_t = r_t + gamma * R_next.
 
@@ -65,8 +66,8 @@ def discounted_returns(
 
 
 def remax_advantages(
-    token_rewards: Float[Tensor, "B T"],
-    baseline_scores: Float[Tensor, " B"],
+    token_rewards: Number[Tensor, "B T"],
+    baseline_scores: Number[Tensor, " B"],
     response_mask: Bool[Tensor, "B T"],
 ) -> Float[Tensor, "B T"]:
     """Undiscounted reward to go minus the score of the greedy response to the same prompt.
@@ -77,11 +78,11 @@ def remax_advantages(
     responses. Masked positions are 0.
     """
     to_go = discounted_returns(token_rewards, response_mask, gamma=1.0)
-    return zero_masked(to_go - baseline_scores[:, None], response_mask)
+    return zero_masked(to_go - as_float(baseline_scores)[:, None], response_mask)
 
 
 def broadcast_to_tokens(
-    sequence_advantages: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"]
+    sequence_advantages: Number[Tensor, " B"], response_mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """One number per response, on each of its sampled tokens; 0 elsewhere."""
     return zero_masked(sequence_advantages[:, None].expand(response_mask.shape), response_mask)

@@ -12,10 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tasks.algorithms.masking import masked_mean, zero_masked
+from tasks.algorithms.numbers import Number, as_float
 
 
 def token_covariance(
-    old_log_probs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    old_log_probs: Number[Tensor, "B T"], advantages: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """The product of deviations at each trained token; 0 elsewhere."""
     log_probs, advantages = zero_masked(old_log_probs, mask), zero_masked(advantages, mask)
@@ -24,14 +25,14 @@ def token_covariance(
 
 
 def select_kl_cov(
-    covariance: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, fraction: float
+    covariance: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, fraction: float
 ) -> Bool[Tensor, "B T"]:
     """KL-Cov: the `fraction` of trained tokens with the largest covariance, at least one when any is trained."""
-    return _take(covariance.masked_fill(~mask, -torch.inf), mask, _share(mask, fraction))
+    return _take(as_float(covariance).masked_fill(~mask, -torch.inf), mask, _share(mask, fraction))
 
 
 def select_clip_cov(
-    covariance: Float[Tensor, "B T"],
+    covariance: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     row_ids: Int[Tensor, " B"],
     *,

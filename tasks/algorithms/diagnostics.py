@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tasks.algorithms.kl import clamp_log_ratio
 from tasks.algorithms.masking import masked_sum, zero_masked
+from tasks.algorithms.numbers import Number, as_float
 
 Metrics = dict[str, Tensor]
 
@@ -22,7 +23,7 @@ TRUNCATED = 1
 """The finish reason of a response cut at the length limit."""
 
 
-def mean_metric(name: str, x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Metrics:
+def mean_metric(name: str, x: Number[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Metrics:
     """Sum and count of `x` over `mask`, detached: one mean, whichever way the positions were split.
 
     In float32 at least: bfloat16 cannot count beyond 256.
@@ -31,7 +32,7 @@ def mean_metric(name: str, x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shap
     return {name: masked_sum(wide, mask), name + COUNT: mask.sum().to(wide.dtype)}
 
 
-def finite_mean_metric(name: str, x: Float[Tensor, "*shape"]) -> Metrics:
+def finite_mean_metric(name: str, x: Number[Tensor, "*shape"]) -> Metrics:
     """`mean_metric` over the entries that are not nan: for scores, where nan says 'not scorable'."""
     return mean_metric(name, x, ~x.isnan())
 
@@ -51,7 +52,7 @@ def finish_metrics(total: Mapping[str, Tensor | float]) -> dict[str, float]:
     return finished
 
 
-def policy_movement(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Metrics:
+def policy_movement(log_ratio: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Metrics:
     """How far the policy is from the one before the update, over the trained tokens.
 
         actor/approx_kl = mean(exp(d) - 1 - d),  d = log_probs - old_log_probs      (Schulman's k3 of old to new)
@@ -67,19 +68,20 @@ def policy_movement(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) 
     }
 
 
-def sample_entropy(log_probs: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Metrics:
+def sample_entropy(log_probs: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Metrics:
     """Entropy estimated from the sampled tokens, -mean(log_probs): unbiased on-policy, and free."""
-    return mean_metric("actor/sample_entropy", -log_probs, mask)
+    return mean_metric("actor/sample_entropy", -as_float(log_probs), mask)
 
 
 def explained_variance(
-    values: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    values: Number[Tensor, "B T"], returns: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
     """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean.
 
     nan where the returns do not vary, since then there is nothing to explain.
     """
-    target, error = returns[mask].double(), (returns - values)[mask].double()
+    values, returns = as_float(values), as_float(returns)
+    target, error = (torch.masked_select(x, mask).double() for x in (returns, returns - values))
     if target.numel() < 2 or bool(target.max() == target.min()):
         return torch.tensor(math.nan, dtype=returns.dtype)
     return (1 - error.var() / target.var()).to(returns.dtype)

@@ -5,13 +5,14 @@ from torch import Tensor
 
 from tasks.algorithms.kl import kl_per_token
 from tasks.algorithms.masking import zero_masked
+from tasks.algorithms.numbers import Number
 
 MIN_TAIL = 1e-6
 """Least probability given to the tail outside the top k, in float32 the rounding of a sum that ought to be 1."""
 
 
 def teacher_advantages(
-    old_log_probs: Float[Tensor, "B T"], teacher_log_probs: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    old_log_probs: Number[Tensor, "B T"], teacher_log_probs: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """Reverse KL as a reward: each sampled token is paid what the teacher finds it likelier than the student.
 
@@ -24,15 +25,15 @@ def teacher_advantages(
 
 
 def reverse_kl_losses(
-    log_probs: Float[Tensor, "B T"], teacher_log_probs: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    log_probs: Number[Tensor, "B T"], teacher_log_probs: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """Reverse KL as a loss of tokens: the value of k3 and the gradient of k2, the true one on-policy."""
     return kl_per_token(log_probs, teacher_log_probs, mask, estimator="k3-straight-through")
 
 
 def forward_kl_top_k(
-    top_k_log_probs: Float[Tensor, "B T K"],
-    teacher_top_k_log_probs: Float[Tensor, "B T K"],
+    top_k_log_probs: Number[Tensor, "B T K"],
+    teacher_top_k_log_probs: Number[Tensor, "B T K"],
     mask: Bool[Tensor, "B T"],
 ) -> Float[Tensor, "B T"]:
     """Forward KL(teacher || student) over the teacher's k likeliest tokens and one cell for all the others.

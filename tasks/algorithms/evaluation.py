@@ -1,6 +1,7 @@
 """Numbers of an evaluation: n samples for each prompt, and how sure the mean over the prompts is.
 
-The prompts are the independent draws, so intervals resample prompts, not samples. A nan score (unscorable) is left out.
+The prompts are the independent draws, so intervals resample prompts, not samples. A nan score (unscorable) is left out,
+with the answer that it is the score of.
 """
 
 import math
@@ -33,31 +34,48 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def best_at_n(scores: Sequence[float], n: int) -> float:
     """Expected best score of n of the samples, drawn without replacement: pass@k for scores that are not 0 or 1.
 
-    sum_i C(i - 1, n - 1) / C(N, n) * s_(i),   s_(1) <= ... <= s_(N)
+    sum_i C(i - 1, n - 1) / C(N, n) * s_(i),   s_(1) <= ... <= s_(N),   N of them scorable
+
+    Raises:
+        ValueError: n below 1, or above the number of scorable samples.
     """
-    if not 1 <= n <= len(scores):
-        raise ValueError(f"best@{n} of {len(scores)} samples; n must lie between 1 and the number of samples")
-    ways = math.comb(len(scores), n)
-    return sum(math.comb(i, n - 1) / ways * score for i, score in enumerate(sorted(scores)))
+    known = [scores[place] for place in _scorable(scores)]
+    if not 1 <= n <= len(known):
+        raise ValueError(
+            f"best@{n} of {len(scores)} samples, {len(known)} of them scorable; n must lie between 1 and the number of "
+            "scorable samples"
+        )
+    ways = math.comb(len(known), n)
+    return sum(math.comb(i, n - 1) / ways * score for i, score in enumerate(sorted(known)))
 
 
 def majority_at_n(answers: Sequence[Hashable], scores: Sequence[float]) -> float:
     """Score of the answer that most samples gave; tied answers share, so the order of the samples does not matter.
 
-    An answer's score is the mean over the samples that gave it.
+    An answer's score is the mean over the samples that gave it. An answer without a score has no vote.
 
     >>> majority_at_n(["4", "5", "4"], [1.0, 0.0, 1.0])
     1.0
+
+    Raises:
+        ValueError: another number of scores than of answers, or none that is scorable.
     """
-    if len(answers) != len(scores) or not answers:
+    if len(answers) != len(scores):
         raise ValueError(
             f"majority of {len(answers)} answers with {len(scores)} scores; give one score for each answer"
         )
-    counts = Counter(answers)
+    pairs = [(answers[place], scores[place]) for place in _scorable(scores)]
+    if not pairs:
+        raise ValueError(f"majority of {len(answers)} answers, of which none has a score; give one that is not nan")
+    counts = Counter(answer for answer, _ in pairs)
     top = max(counts.values())
     winners = [answer for answer, count in counts.items() if count == top]
-    pairs = list(zip(answers, scores, strict=True))
     return sum(sum(score for a, score in pairs if a == winner) / top for winner in winners) / len(winners)
+
+
+def _scorable(scores: Sequence[float]) -> list[int]:
+    """Places of the scores that are numbers."""
+    return [place for place, score in enumerate(scores) if not math.isnan(score)]
 
 
 def bootstrap_interval(
@@ -66,13 +84,14 @@ def bootstrap_interval(
     """Percentile bootstrap interval of the mean over prompts. Efron, "Bootstrap Methods" (1979).
 
     Raises:
-        ValueError: no value, or a confidence outside (0, 1).
+        ValueError: no value that is a number, or a confidence outside (0, 1).
     """
-    if not values or not 0 < confidence < 1:
+    known = [values[place] for place in _scorable(values)]
+    if not known or not 0 < confidence < 1:
         raise ValueError(
-            f"bootstrap of {len(values)} values at confidence {confidence}; need a value and 0 < confidence < 1"
+            f"bootstrap of {len(known)} values at confidence {confidence}; need a value and 0 < confidence < 1"
         )
-    sample = torch.tensor(values, dtype=torch.float64)
+    sample = torch.tensor(known, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     size = len(sample)
     means = [sample[torch.randint(size, (size,), generator=generator)].mean() for _ in range(num_resamples)]
@@ -98,7 +117,7 @@ def summarise_samples(
     """
     measured: dict[str, list[float]] = {"mean": [], "best": [], "majority": []}
     for p, row in enumerate(scores):
-        kept = [i for i, score in enumerate(row) if not math.isnan(score)]
+        kept = _scorable(row)
         if not kept:
             continue
         values = [row[i] for i in kept]

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tasks.algorithms.masking import zero_masked
+from tasks.algorithms.numbers import Number
 
 GRPO_EPS = 1e-6
 """Added to a group's standard deviation; bounds the advantage where scores are nearly equal."""
@@ -66,7 +67,7 @@ def rollout_votes(scorable: Bool[Tensor, " B"], rollout_ids: Int[Tensor, " B"] |
 
 
 def group_statistics(
-    scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"], rollout_ids: Int[Tensor, " B"] | None = None
+    scores: Number[Tensor, " B"], group_ids: Int[Tensor, " B"], rollout_ids: Int[Tensor, " B"] | None = None
 ) -> GroupStatistics:
     """Votes and mean of each row's group."""
     scorable = ~scores.isnan()
@@ -95,7 +96,7 @@ def _in_type_of(scores: Tensor, advantages: Tensor) -> Tensor:
 
 
 def group_relative(
-    scores: Float[Tensor, " B"],
+    scores: Number[Tensor, " B"],
     group_ids: Int[Tensor, " B"],
     *,
     scale_by_std: bool,
@@ -113,7 +114,7 @@ def group_relative(
 
 
 def leave_one_out(
-    scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"], *, rollout_ids: Int[Tensor, " B"] | None = None
+    scores: Number[Tensor, " B"], group_ids: Int[Tensor, " B"], *, rollout_ids: Int[Tensor, " B"] | None = None
 ) -> Float[Tensor, " B"]:
     """Score minus the mean of the *other* rollouts of the group.
 
@@ -127,7 +128,7 @@ def leave_one_out(
 
 
 def optimal_baseline(
-    scores: Float[Tensor, " B"],
+    scores: Number[Tensor, " B"],
     group_ids: Int[Tensor, " B"],
     response_lengths: Int[Tensor, " B"],
     *,
@@ -147,7 +148,7 @@ def optimal_baseline(
 
 
 def group_policy_gradient(
-    scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"], *, rollout_ids: Int[Tensor, " B"] | None = None
+    scores: Number[Tensor, " B"], group_ids: Int[Tensor, " B"], *, rollout_ids: Int[Tensor, " B"] | None = None
 ) -> Float[Tensor, " B"]:
     """Centred scores, scaled up for the groups that give no gradient.
 
@@ -163,7 +164,7 @@ def group_policy_gradient(
 
 
 def pass_at_k_advantages(
-    scores: Float[Tensor, " B"],
+    scores: Number[Tensor, " B"],
     group_ids: Int[Tensor, " B"],
     *,
     k: int,
@@ -207,12 +208,12 @@ def _choose_ratio(part: Tensor, whole: Tensor, k: int) -> Tensor:
     return ratio
 
 
-def groups_with_signal(scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"]) -> Bool[Tensor, " P"]:
+def groups_with_signal(scores: Number[Tensor, " B"], group_ids: Int[Tensor, " B"]) -> Bool[Tensor, " P"]:
     """Whether each group, in the order of its id, has scorable scores that differ: no estimator learns from others."""
     group = group_statistics(scores, group_ids)
     return _group_sum((group.scores > 0).double(), group.index, group.num_groups) > 0
 
 
-def rows_with_signal(scores: Float[Tensor, " B"], group_ids: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+def rows_with_signal(scores: Number[Tensor, " B"], group_ids: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Rows of the groups with signal: what dynamic sampling keeps. Yu et al., DAPO, arXiv 2503.14476."""
     return groups_with_signal(scores, group_ids)[_number(group_ids)[0]]

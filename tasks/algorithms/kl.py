@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tasks.algorithms.masking import zero_masked
+from tasks.algorithms.numbers import Number, as_float
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this before `exp`: e^20 is 5e8, far beyond any trained policy."""
@@ -16,9 +17,9 @@ MAX_KL_ERROR = 0.2
 """The paper's bound on the controller's relative error: one freak batch moves the coefficient no faster than this."""
 
 
-def clamp_log_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def clamp_log_ratio(log_ratio: Number[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Clamp to +-MAX_LOG_RATIO. Infinities become finite; nan stays nan."""
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return as_float(log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _k1(log_ratio: Tensor) -> Tensor:
@@ -56,8 +57,8 @@ _ESTIMATORS = {
 
 
 def kl_per_token(
-    log_probs: Float[Tensor, "B T"],
-    ref_log_probs: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    ref_log_probs: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     estimator: str,
@@ -75,7 +76,7 @@ def kl_per_token(
     """
     if estimator not in _ESTIMATORS:
         raise ValueError(f"KL estimator is {estimator!r}; known are {sorted(_ESTIMATORS)}")
-    log_ratio = clamp_log_ratio(zero_masked(log_probs - ref_log_probs, mask))
+    log_ratio = clamp_log_ratio(zero_masked(as_float(log_probs) - as_float(ref_log_probs), mask))
     return zero_masked(_ESTIMATORS[estimator](log_ratio), mask)
 
 

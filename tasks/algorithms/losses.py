@@ -9,12 +9,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tasks.algorithms.masking import masked_mean, masked_sum, zero_masked
+from tasks.algorithms.numbers import Number
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
 def aggregate_loss(
-    token_losses: Float[Tensor, "B T"],
+    token_losses: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     aggregation: str,
@@ -55,9 +56,9 @@ def aggregate_loss(
 
 
 def value_losses(
-    values: Float[Tensor, "B T"],
-    old_values: Float[Tensor, "B T"],
-    returns: Float[Tensor, "B T"],
+    values: Number[Tensor, "B T"],
+    old_values: Number[Tensor, "B T"],
+    returns: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     value_clip: float | None,

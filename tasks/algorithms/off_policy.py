@@ -12,6 +12,7 @@ from torch import Tensor
 from tasks.algorithms.diagnostics import Metrics, mean_metric
 from tasks.algorithms.kl import clamp_log_ratio, kl_per_token
 from tasks.algorithms.masking import masked_mean, masked_sum, zero_masked
+from tasks.algorithms.numbers import Number, as_float
 
 CORRECTIONS = (
     "off",
@@ -26,8 +27,8 @@ CORRECTIONS = (
 
 
 def rollout_correction(
-    old_log_probs: Float[Tensor, "B T"],
-    rollout_log_probs: Float[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    rollout_log_probs: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     mode: str,
@@ -57,7 +58,7 @@ def rollout_correction(
         raise ValueError(f"correction mode is {mode!r}; known are {CORRECTIONS}")
     if not 0 <= lower <= upper:
         raise ValueError(f"correction bounds are [{lower}, {upper}]; they must satisfy 0 <= lower <= upper")
-    log_ratio = zero_masked(old_log_probs - rollout_log_probs, mask)
+    log_ratio = zero_masked(as_float(old_log_probs) - as_float(rollout_log_probs), mask)
     raw = clamp_log_ratio(_pooled(log_ratio, mask, mode)).exp()
     keep = mask
     if mode == "icepop" or mode == "reject-k1":

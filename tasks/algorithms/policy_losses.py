@@ -15,15 +15,16 @@ from torch import Tensor
 from tasks.algorithms.diagnostics import Metrics, mean_metric
 from tasks.algorithms.kl import clamp_log_ratio
 from tasks.algorithms.masking import masked_mean, zero_masked
+from tasks.algorithms.numbers import Number, as_float
 
 TokenLosses = tuple[Float[Tensor, "B T"], Metrics]
 
 
 def masked_log_ratio(
-    log_probs: Float[Tensor, "B T"], old_log_probs: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+    log_probs: Number[Tensor, "B T"], old_log_probs: Number[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """log_probs - old_log_probs at trained tokens, clamped to +-MAX_LOG_RATIO; 0 elsewhere."""
-    return clamp_log_ratio(zero_masked(log_probs - old_log_probs, mask))
+    return clamp_log_ratio(zero_masked(as_float(log_probs) - as_float(old_log_probs), mask))
 
 
 def _clip_metric(is_clipped: Tensor, mask: Tensor) -> Metrics:
@@ -37,9 +38,9 @@ def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tupl
 
 
 def ppo_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     clip_ratio_low: float,
@@ -65,12 +66,12 @@ def ppo_loss(
 
 
 def decoupled_ppo_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
-    rollout_log_probs: Float[Tensor, "B T"],
+    rollout_log_probs: Number[Tensor, "B T"],
     clip_ratio_low: float,
     clip_ratio_high: float,
     clip_ratio_dual: float | None = None,
@@ -98,9 +99,9 @@ def decoupled_ppo_loss(
 
 
 def gspo_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     clip_ratio_low: float,
@@ -123,9 +124,9 @@ def gspo_loss(
 
 
 def gmpo_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     clip_ratio_low: float,
@@ -146,9 +147,9 @@ def gmpo_loss(
 
 
 def cispo_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     clip_ratio_low: float,
@@ -167,9 +168,9 @@ def cispo_loss(
 
 
 def sapo_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     temperature_positive: float = 1.0,
@@ -188,9 +189,9 @@ def sapo_loss(
 
 
 def gpg_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> TokenLosses:
     """Plain policy gradient: l = -A log_probs, without ratio or clip. Chu et al., GPG, arXiv 2504.02546."""
@@ -199,9 +200,9 @@ def gpg_loss(
 
 
 def clip_cov_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     selected_mask: Bool[Tensor, "B T"],
@@ -219,9 +220,9 @@ def clip_cov_loss(
 
 
 def kl_cov_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
     selected_mask: Bool[Tensor, "B T"],
@@ -240,9 +241,9 @@ def kl_cov_loss(
 
 
 def importance_weighted_loss(
-    log_probs: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
+    log_probs: Number[Tensor, "B T"],
+    old_log_probs: Number[Tensor, "B T"],
+    advantages: Number[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> TokenLosses:
     """l = -rho A, without a clip: what on-policy distillation trains its teacher advantages with."""

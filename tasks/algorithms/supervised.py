@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tasks.algorithms.diagnostics import COUNT, Metrics, mean_metric
 from tasks.algorithms.masking import masked_sum
+from tasks.algorithms.numbers import Number, as_float
 
 
 def supervised_objective(
-    log_probs: Float[Tensor, "B T"], entropy: Float[Tensor, "B T"] | None, td: Mapping[str, Tensor]
+    log_probs: Number[Tensor, "B T"], entropy: Number[Tensor, "B T"] | None, td: Mapping[str, Tensor]
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Mean negative log-likelihood of the demonstrated tokens, this micro-batch's share of it.
 
@@ -21,18 +22,18 @@ def supervised_objective(
     """
     mask = td["train_mask"] if "train_mask" in td else td["response_mask"]
     loss = -masked_sum(log_probs, mask) / td["num_response_tokens"].clamp(min=1)
-    return loss, mean_metric("sft/loss", -log_probs, mask)
+    return loss, mean_metric("sft/loss", -as_float(log_probs), mask)
 
 
 def preference_objective(
-    chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], td: Mapping[str, Tensor]
+    chosen: Number[Tensor, " P"], rejected: Number[Tensor, " P"], td: Mapping[str, Tensor]
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """`preference_loss` as a worker calls it: `num_sequences` of the mini-batch counts its pairs."""
     return preference_loss(chosen, rejected, td["num_sequences"])
 
 
 def preference_loss(
-    chosen: Float[Tensor, " P"], rejected: Float[Tensor, " P"], num_pairs: Float[Tensor, ""]
+    chosen: Number[Tensor, " P"], rejected: Number[Tensor, " P"], num_pairs: Number[Tensor, ""]
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Bradley-Terry loss of a reward model on pairs (Ouyang et al. 2022, arXiv:2203.02155, equation 1).
 
@@ -40,6 +41,7 @@ def preference_loss(
 
     `num_pairs` is the global count of the mini-batch.
     """
+    chosen, rejected, num_pairs = as_float(chosen), as_float(rejected), as_float(num_pairs)
     loss = -F.logsigmoid(chosen - rejected).sum() / num_pairs.clamp(min=1)
     margin = (chosen - rejected).detach()
     correct = (margin > 0).to(margin.dtype)

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tasks.algorithms.masking import zero_masked
+from tasks.algorithms.numbers import Number, as_float
 
 
 def last_true(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
@@ -15,12 +16,13 @@ def last_true(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
     return torch.where(mask, positions, torch.zeros_like(positions)).amax(dim=1)
 
 
-def spread_scores(scores: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def spread_scores(scores: Number[Tensor, " B"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Place each score on the last token that the policy sampled.
 
     The slot comes from the mask, not from a length: tool output and padding after it get nothing. A row with a nan
     score (unscorable) or without a sampled token gets nothing at all.
     """
+    scores = as_float(scores)
     has_slot = response_mask.any(dim=1) & ~scores.isnan()
     placed = torch.zeros(response_mask.shape, dtype=scores.dtype, device=scores.device)
     if not placed.numel():

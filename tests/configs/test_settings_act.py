@@ -48,6 +48,24 @@ def test_a_lower_bound_that_a_rejection_does_not_read_is_refused():
     assert problems("quickstart", "algorithm.correction.mode=reject-k1", lower) == []
 
 
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ("mode: icepop, upper: 0.5", "algorithm.correction.upper is 0.5; icepop rejects what is outside"),
+        ("mode: reject-k1, lower: 1.2", "algorithm.correction.lower is 1.2; reject-k1 rejects what is outside"),
+    ],
+)
+def test_a_band_that_would_reject_every_row_on_policy_is_refused(bounds: str, said: str):
+    assert the_problem("quickstart", f"algorithm.correction={{{bounds}}}").startswith(said)
+
+
+@pytest.mark.parametrize(
+    "bounds", ["mode: icepop, lower: 1.0", "mode: reject-k1, upper: 1.0", "mode: token-truncate, upper: 0.5"]
+)
+def test_a_band_that_holds_what_is_on_policy_and_a_bound_that_rejects_nothing_are_not(bounds: str):
+    assert problems("quickstart", f"algorithm.correction={{{bounds}}}") == []
+
+
 AHEAD = ["pools.engines={nodes: [2], cpus_per_bundle: 2}", "roles.rollout={pool: engines}", "async_depth=2"]
 MID_SAMPLING = ["rollout.servers={enabled: true, updates_while_sampling: true}", "rollout.weight_sync=object_store"]
 

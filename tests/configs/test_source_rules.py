@@ -255,3 +255,12 @@ def test_a_long_response_is_not_punished_by_a_grader_and_by_the_algorithm():
     )
     assert problems("quickstart", changes[0]) == []
     assert problems("quickstart", changes[1]) == []
+
+
+def test_a_warm_up_on_a_source_without_a_column_of_answers_is_refused():
+    mine = "data.sources=[{name: s, kind: json, path: rows.jsonl, answer_column: null}]"
+    said = the_problem("quickstart", mine)
+    assert said.startswith("data.sources.0.answer_column is null; the 36 steps of sft are learnt from the answers")
+    for fit in ("sft=null", "sft.steps=0", "sft.turns=['{prompt}']", "sft.objective=reward_model"):
+        assert problems("quickstart", mine, fit) == []
+    assert problems("quickstart", "data.sources=[{name: s, kind: sorting, size: 600, answer_column: null}]") == []

@@ -55,8 +55,7 @@ def test_generated_prompts_that_are_all_longer_than_the_limit_are_refused():
 
 def test_unusable_rows_of_training_and_validation_are_told_together(tmp_path: Path):
     training = table(tmp_path, [{"prompt": None, "answer": "1"}], "training")
-    held_out = table(tmp_path, [], "held-out").replace("data.", "validation.").replace("name: s", "name: v")
-    assert [said.partition(": ")[0] for said in refused(training, held_out)] == [
+    assert [said.partition(": ")[0] for said in refused(training, held_out(table(tmp_path, [], "held-out")))] == [
         "data.sources.0", "validation.sources.0",
     ]  # fmt: skip
 
@@ -75,6 +74,24 @@ def test_a_table_that_filtering_makes_smaller_than_an_iteration_is_refused(tmp_p
     assert said.startswith("data: 63 prompts are left (1 were filtered out) but data.prompts_per_iteration is 64")
     [said] = refused(table(tmp_path, [*ROWS, {"prompt": "123456789", "answer": ""}]), "data.overlong_prompts=error")
     assert "(row 64: 9 tokens)" in said
+
+
+def held_out(given: str) -> str:
+    return given.replace("data.", "validation.").replace("name: s", "name: v")
+
+
+def test_a_held_out_table_that_filtering_makes_smaller_than_a_validation_is_refused(tmp_path: Path):
+    rows = held_out(table(tmp_path, [*ROWS, {"prompt": "123456789", "answer": "1"}]))
+    assert refused(rows, "validation.num_prompts=64") == []
+    [said] = refused(rows, "validation.num_prompts=65")
+    assert said.startswith(
+        "validation: 64 held-out prompts are left (1 were filtered out) but validation.num_prompts is 65"
+    )
+
+
+def test_held_out_prompts_that_are_made_too_long_are_refused():
+    [said] = refused("validation.sources=[{name: v, kind: sorting, size: 256, options: {num_digits: 8}}]")
+    assert said.startswith("validation: source 'v': all 256 prompts are longer than data.max_prompt_length = 8 tokens")
 
 
 @pytest.mark.parametrize(
@@ -128,8 +145,8 @@ def test_generated_prompts_that_cannot_be_made_are_refused():
     assert refused(source % ("sorting", "options: {num_digits: 0}")) == [
         "data.sources.0: source 's': num_digits is 0; it is a whole number from 1 to 64"
     ]
-    held_out = "validation.sources=[{name: v, kind: sorting, size: 257, options: {num_digits: 3}}]"
-    assert "asks for 257 rows but the held-out part of its space has" in refused(held_out)[0]
+    none = "validation.sources=[{name: v, kind: sorting, size: 257, options: {num_digits: 3}}]"
+    assert "asks for 257 rows but the held-out part of its space has" in refused(none)[0]
     [said] = refused(source % ("reasoning_gym", "path: chess_problems"))
     assert said.startswith("data.sources.0: source 's': reasoning-gym has no data set 'chess_problems'")
     [said] = refused(source % ("reasoning_gym", "path: basic_arithmetic, options: {words: 3}"))

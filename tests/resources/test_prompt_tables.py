@@ -1,6 +1,8 @@
 """Tables of prompts: what is read, and which rows are refused in which words."""
 
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow
@@ -58,6 +60,34 @@ def test_a_column_that_no_row_has_is_named_with_those_there_are(tmp_path):
 def test_what_is_no_prompt_is_never_turned_into_text(tmp_path, prompt, said):
     with pytest.raises(PromptError, match=f"prompt .*{said}.*: row 1"):
         load_rows(source(tmp_path, [{"prompt": "a", "answer": ""}, {"prompt": prompt, "answer": ""}]))
+
+
+def test_an_answer_that_json_has_no_type_for_is_its_text_without_quotation_marks(tmp_path):
+    answers = {
+        "decimal": pyarrow.array([Decimal("1.5"), Decimal("2.0")], pyarrow.decimal128(4, 1)),
+        "date": pyarrow.array([date(2024, 2, 29), date(2025, 1, 1)]),
+        "number": pyarrow.array([0.5, 2.0]),
+        "flag": pyarrow.array([True, False]),
+        "list": pyarrow.array([["a"], ["b", "c"]]),
+    }
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["p", "q"], **answers}), tmp_path / "x.parquet")
+    table = SourceConfig(name="x", kind="parquet", path=str(tmp_path / "x.parquet"))
+    sources = {name: table.model_copy(update={"answer_column": name}) for name in answers}
+    found = {name: [row.answer for row in load_rows(one)] for name, one in sources.items()}
+    assert found == {
+        "decimal": ["1.5", "2.0"],
+        "date": ["2024-02-29", "2025-01-01"],
+        "number": ["0.5", "2.0"],
+        "flag": ["true", "false"],
+        "list": ['["a"]', '["b", "c"]'],
+    }
+
+
+def test_an_answer_may_be_empty_but_not_null(tmp_path):
+    rows = [{"prompt": "a", "answer": ""}, {"prompt": "b", "answer": "1"}]
+    assert [row.answer for row in load_rows(source(tmp_path, rows))] == ["", "1"]
+    with pytest.raises(PromptError, match=r"\(answer is null: row 2\)"):
+        load_rows(source(tmp_path, [*rows, {"prompt": "c", "answer": None}]))
 
 
 def test_an_empty_file_is_refused(tmp_path):

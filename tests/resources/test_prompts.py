@@ -265,6 +265,16 @@ def test_validation_takes_the_held_out_part_without_being_told():
     assert all(is_held_out(text) for text in texts(held_out.rows(0, 0, 100)))
 
 
+def test_filtering_below_one_validation_is_an_error_at_the_start(tmp_path):
+    file = source(tmp_path, [{"prompt": "a" * 20 if k == 9 else "a", "answer": ""} for k in range(10)])
+    data = DataConfig(sources=[sorting(size=100)], prompts_per_iteration=8, max_prompt_length=10)
+    nine, ten = (ValidationConfig(sources=[file], num_prompts=number) for number in (9, 10))
+    assert PromptSource.for_validation(nine, data, TOKENIZER).num_rows == 9
+    said = r"9 held-out prompts are left \(1 were filtered out\) but validation.num_prompts is 10; .* or raise"
+    with pytest.raises(PromptError, match=said):
+        PromptSource.for_validation(ten, data, TOKENIZER)
+
+
 def test_asking_for_more_than_the_space_holds_is_refused():
     with pytest.raises(PromptError, match=r"asks for 100 rows but the training part of its space has \d+"):
         load_rows(sorting(size=100, options={"num_digits": 2}))

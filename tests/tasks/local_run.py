@@ -13,12 +13,12 @@ from configs.model import ModelConfig
 from configs.run import RunConfig
 from resources.casting import Casting, all_duties, duties_of, worker_spec
 from resources.curriculum import curriculum_after
+from resources.demonstration_rows import WARM_UP_EPOCH
 from resources.import_paths import import_class
 from resources.local_group import LocalGroup, make_siblings
 from resources.store import BatchStore, StoreView
 from tasks.actor import actor_log_probs, actor_update
 from tasks.advantage import advantage
-from tasks.agenda import WARM_UP_EPOCH
 from tasks.critic import critic_update, critic_values
 from tasks.export import start_model
 from tasks.graders_of import build_graders

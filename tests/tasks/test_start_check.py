@@ -1,5 +1,6 @@
 """What is refused before anything is started: graders and hooks that are not there or take other arguments."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -121,6 +122,23 @@ def test_a_reward_model_is_not_what_a_run_is_warmed_up_with_but_may_be_fitted_al
     assert problem.startswith("sft.objective is 'reward_model'; before a run only the policy is warmed up")
     check_start(load_config("quickstart-grpo", fits), trains=False)
     assert refused("sft={steps: 0, objective: reward_model}") == []
+
+
+def rows_to_fit(folder: Path, *rows: dict[str, str]) -> str:
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": "1=", **row}) + "\n" for row in rows * 64))
+    return f"data.sources=[{{name: s, kind: json, path: {folder / 'rows.jsonl'}}}]"
+
+
+def test_rows_that_a_fit_cannot_learn_from_are_told_where_they_are_fitted_to(tmp_path: Path):
+    half = (rows_to_fit(tmp_path, {"answer": "1"}, {"answer": ""}), "sft={steps: 9, batch_size: 64}")
+    [problem] = refused(*half)
+    assert problem.startswith("data.sources.0: source 's': rows [1, 3, 5")
+    with pytest.raises(ConfigError, match="have no answer"):
+        check_start(load_config("quickstart-grpo", half), trains=False, fits=True)
+    check_start(load_config("quickstart-grpo", half), trains=False)  # an evaluation
+    no_pairs = load_config("quickstart-grpo", (half[0], "sft={steps: 9, objective: reward_model}"))
+    with pytest.raises(ConfigError, match="row 0 of source 's' is no preference pair"):
+        check_start(no_pairs, trains=False, fits=True)
 
 
 def test_a_worker_whose_module_raises_is_refused_with_what_it_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

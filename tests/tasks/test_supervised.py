@@ -12,10 +12,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import tasks.supervised
+from configs.layout import process_groups
 from configs.load import check_config, dump_config
 from configs.model import LoraConfig, ModelConfig
 from configs.run import RunConfig
+from resources.batch import row_lengths
+from resources.casting import Casting, duties_of, worker_spec
+from resources.import_paths import import_class
 from resources.local_group import LocalGroup
+from resources.models.character_tokenizer import build_character_tokenizer
 from resources.prompt_sources import PromptError
 from resources.update_plan import make_update_plans
 from resources.workers.actor import ActorWorker
@@ -171,6 +176,44 @@ def test_micro_batches_hold_whole_pairs_on_every_rank():
             assert mini.num_sequences == 2
             for micro in mini.micro_batches:
                 assert micro[1::2] == tuple(row + 1 for row in micro[0::2])
+
+
+def test_a_micro_batch_of_pairs_padded_to_its_longest_response_keeps_to_the_budget(tmp_path: Path):
+    table = [{"prompt": f"{k:05d}=", "chosen": "1", "rejected": "1" * (10 + k)} for k in range(12)]
+    (tmp_path / "uneven.jsonl").write_text("\n".join(json.dumps(row) for row in table))
+    source = f"data.sources=[{{name: p, kind: json, path: {tmp_path / 'uneven.jsonl'}, answer_column: chosen}}]"
+    config = small_config(source, "data.prompts_per_iteration=2", "actor.micro_batch_tokens=120")
+    asked = []
+
+    class Noted(LocalGroup):
+        def submit(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+            asked.append(args[:2])
+            return super().submit(method, *args, timeout=timeout, **kwargs)
+
+    run = reward_run(config)
+    run.context.groups["reward_trainer"] = Noted("reward_trainer", run.context.group("reward_trainer").workers)
+    with use_host(run.context):
+        rows = call_step(preferences, replace(run.state.stamp(config, 1), count=12))
+        call_step(reward_model_fit, run.state.stamp(config, 1), rows, 1)
+    [[plan]] = [plans for _, plans in asked]
+    _, loaded = run.context.group("preferences").workers[0].read(0, 0, 12)
+    lengths = dict(zip(loaded["row_ids"].tolist(), row_lengths(loaded.get("input_ids")).tolist(), strict=True))
+    padded = [len(micro) * max(lengths[row] for row in micro) for micro in plan.mini_batches[0].micro_batches]
+    assert max(padded) <= 120
+    assert len(padded) < 12, "more than one pair fits"
+
+
+def test_pairs_are_read_with_the_tools_that_prompts_are_sampled_with(tmp_path: Path):
+    tokenizer = build_character_tokenizer()
+    tokenizer.chat_template = "{{ tools[0]['function']['name'] }}:{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(tmp_path)
+    tools = "rollout.tools={functions: ['resources.tools.calculator:calculate']}"
+    rendered = (f"model.tokenizer_path={tmp_path}", "data.chat_template=true", "data.max_prompt_length=24")
+    config = small_config(pairs(tmp_path / "pairs.jsonl", 8), tools, *rendered)
+    [group, *_] = [group for group in process_groups(config) if "actor" in duties_of(group)]
+    spec = worker_spec(Casting(config=config, model=config.model), group, "preferences")
+    _, rows = import_class(str(spec.worker))(*spec.args, **spec.kwargs).read(0, 0, 1)
+    assert tokenizer.decode(rows.get("input_ids").values()[:10]) == "calculate:"
 
 
 def test_the_loss_of_pairs_does_not_depend_on_the_micro_batch(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from resources.engines.base import FinishReason, GenerationRequest, Sampling, WeightMismatchError
 from resources.engines.huggingface import HuggingFaceEngine, processed_log_probs
@@ -83,6 +84,21 @@ def test_aborted_rows_keep_their_tokens_and_the_rest_goes_on(engine):
     while engine.has_unfinished():
         rest += engine.step()
     assert {o.row_id: o.token_ids for o in rest} == {o.row_id: o.token_ids for o in whole if o.row_id != 1}
+
+
+def test_a_model_that_names_no_longest_sequence_is_sampled_and_one_that_does_is_held_to_it(engine, tmp_path):
+    torch.manual_seed(0)
+    BloomForCausalLM(BloomConfig(vocab_size=96, hidden_size=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    rows = requests_for(3, max_tokens=300)
+    for request, output in zip(
+        rows, HuggingFaceEngine(str(tmp_path), dtype="float32", slots=6).generate(rows, Sampling()), strict=True
+    ):
+        ids = [*request.prompt_ids, *output.token_ids]
+        exact = exact_log_probs(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), ids, 1.0)
+        assert len(output.token_ids) == 300
+        torch.testing.assert_close(torch.tensor(output.log_probs), exact[len(request.prompt_ids) :], atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match=r"row 0 needs 3 \+ 300 tokens; the engine was started for 256"):
+        engine.generate(rows, Sampling())
 
 
 def test_new_weights_are_checked_and_change_the_score(engine):

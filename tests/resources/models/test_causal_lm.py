@@ -12,9 +12,16 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    MptConfig,
+    OPTConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from configs.model import ModelConfig, ModelShape
@@ -23,6 +30,7 @@ from resources.models.causal_lm import (
     build_causal_lm,
     check_same_tokens,
     check_tokenizer,
+    disable_dropout,
     load_tokenizer,
     prepare_model_folder,
     save_model_folder,
@@ -202,6 +210,18 @@ OTHERS = {
             num_key_value_heads=1, head_dim=8, pad_token_id=0, eos_token_id=2,
         )
     ),
+    "starcoder2": lambda: Starcoder2ForCausalLM(
+        Starcoder2Config(
+            vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, residual_dropout=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        )
+    ),
+    "gpt_neo": lambda: GPTNeoForCausalLM(
+        GPTNeoConfig(
+            vocab_size=100, hidden_size=16, num_layers=1, num_heads=2, attention_types=[[["global"], 1]],
+            max_position_embeddings=32, resid_dropout=0.5, embed_dropout=0.5, bos_token_id=1, eos_token_id=2,
+        )
+    ),
 }  # fmt: skip
 
 
@@ -210,13 +230,26 @@ def test_other_architectures_are_scored_as_they_score_themselves(kind, tmp_path)
     """With dropout in the config: it is off in training too, or the ratio would not be 1."""
     torch.manual_seed(0)
     save_model_folder(OTHERS[kind](), build_character_tokenizer(), tmp_path)
-    policy = PolicyModel(build_causal_lm(ModelConfig(path=str(tmp_path)), 0), chunk_tokens=3).train()
+    attention = "eager" if kind == "gpt_neo" else "sdpa"  # it has no other
+    model = ModelConfig(path=str(tmp_path), attention=attention)
+    policy = PolicyModel(build_causal_lm(model, 0), chunk_tokens=3).train()
     ids = torch.randint(4, 100, (2, 6))
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, 0] = False
     log_probs, _ = policy(ids, mask, temperature=0.8)
     expected, _ = log_probs_from_logits(policy.lm(input_ids=ids).logits[:, :-1], ids[:, 1:], 0.8)
     torch.testing.assert_close(log_probs[:, 1:], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_every_number_that_is_called_a_dropout_is_zero_in_sections_too():
+    nested = MptConfig(resid_pdrop=0.5, emb_pdrop=0.25, attn_config={"attn_pdrop": 1})
+    layers = OPTConfig(dropout=0.1, layerdrop=0.5)
+    labels = LlamaConfig(attention_dropout=0.5, id2label={0: "kept", 1: "dropped"}, label2id={"kept": 0, "dropped": 1})
+    for config in (nested, layers, labels):
+        disable_dropout(config)
+    assert (nested.resid_pdrop, nested.emb_pdrop, nested.attn_config.attn_pdrop) == (0.0, 0.0, 0)
+    assert (layers.dropout, layers.layerdrop, labels.attention_dropout) == (0.0, 0.0, 0.0)
+    assert labels.label2id == {"kept": 0, "dropped": 1}
 
 
 def test_packed_rows_score_like_rows_of_their_own():

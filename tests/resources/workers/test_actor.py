@@ -7,11 +7,13 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 from configs.model import ModelConfig, OptimizerConfig
 from configs.training import TrainedRoleConfig
 from resources.batch import join_columns, row_lengths, select_rows, validate
+from resources.models.causal_lm import save_model_folder
+from resources.models.character_tokenizer import build_character_tokenizer
 from resources.models.log_probs import log_probs_from_logits
 from resources.models.published_folder import published_folder
 from resources.update_plan import RATIO_TOLERANCE
@@ -327,6 +329,18 @@ def test_an_export_ends_on_every_token_that_its_model_ends_on(tmp_path):
         "eos_token_id": [2, 7],
         "temperature": 0.6,
     }
+
+
+def test_an_export_says_of_dropout_what_its_model_said_though_it_was_trained_without(tmp_path):
+    told = {"residual_dropout": 0.5, "attention_dropout": 0.25, "embedding_dropout": 0.0}
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Starcoder2Config(vocab_size=128, bos_token_id=1, eos_token_id=2, **shape, **told)
+    save_model_folder(Starcoder2ForCausalLM(config), build_character_tokenizer(), tmp_path / "base")
+    worker = actor(ModelConfig(path=str(tmp_path / "base")))
+    assert worker.module.lm.config.residual_dropout == 0.0
+    worker.export(str(tmp_path / "policy"))
+    kept = json.loads((tmp_path / "policy" / "config.json").read_text())
+    assert {name: kept[name] for name in told} == told
 
 
 def test_the_weights_of_an_export_are_as_readable_as_its_config(tmp_path):

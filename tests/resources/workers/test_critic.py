@@ -4,10 +4,12 @@ import functools
 
 import pytest
 import torch
+from transformers import Starcoder2Config, Starcoder2ForSequenceClassification
 
 from configs.model import LoraConfig, ModelConfig
 from configs.training import CriticConfig
 from resources.batch import join_columns, validate
+from resources.models.causal_lm import save_model_folder
 from resources.models.character_tokenizer import build_character_tokenizer
 from resources.models.reward_export import export_reward_model
 from resources.models.value_head import build_value_model
@@ -93,6 +95,16 @@ def test_a_critic_from_a_reward_model_trains_without_dropout_and_on_every_token(
     assert torch.equal(values, module.read(ids))
     values.sum().backward()
     assert float(module.model.get_input_embeddings().weight.grad[7].abs().sum()) > 0.0
+
+
+def test_a_critic_from_a_reward_model_of_another_architecture_trains_without_the_dropout_of_its_name(tmp_path):
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Starcoder2Config(vocab_size=128, **shape, residual_dropout=0.5, num_labels=1, pad_token_id=0)
+    save_model_folder(Starcoder2ForSequenceClassification(config), build_character_tokenizer(), tmp_path)
+    start = CriticConfig(model=ModelConfig(path=str(tmp_path)), from_reward_model=True)
+    module = CriticWorker(MODEL, start, 0, threads=1).module.train()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert torch.equal(module.read(ids), module.read(ids))
 
 
 def test_a_restored_critic_estimates_the_same_values():

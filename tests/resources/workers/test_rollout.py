@@ -25,7 +25,7 @@ MODEL = ModelConfig(build="tiny", shape=SHAPE)
 DATA = DataConfig(
     sources=[SourceConfig(name="sort", kind="sorting", size=200)], prompts_per_iteration=8, max_prompt_length=16
 )
-VALIDATION = ValidationConfig(sources=[SourceConfig(name="held", kind="sorting", size=20)])
+VALIDATION = ValidationConfig(sources=[SourceConfig(name="held", kind="sorting", size=20)], num_prompts=20)
 SCRIPT = ScriptedConfig(responses={"mode": "answer", "accuracy": 1.0})
 
 

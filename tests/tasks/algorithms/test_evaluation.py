@@ -77,3 +77,16 @@ def test_a_summary_leaves_out_what_could_not_be_scored() -> None:
     assert summary["majority"] == 0.75, "a and b tie once the unscorable b is out"
     assert summary["mean/low"] <= 0.75 <= summary["mean/high"]
     assert summarise_samples([[NAN]]) == {"unscorable_prompts": 1.0}
+
+
+def test_a_score_that_is_nan_is_left_out_of_best_majority_and_interval_with_its_answer() -> None:
+    assert best_at_n([NAN, 0.0, 1.0], 2) == 1.0
+    assert best_at_n([0.0, NAN, 1.0], 1) == 0.5
+    with pytest.raises(ValueError, match=r"best@3 of 3 samples, 2 of them scorable; n must lie"):
+        best_at_n([NAN, 0.0, 1.0], 3)
+    assert majority_at_n(["a", "b", "b"], [1.0, NAN, 0.0]) == 0.5, "a and b tie once the unscorable b is out"
+    with pytest.raises(ValueError, match="majority of 2 answers, of which none has a score"):
+        majority_at_n(["a", "b"], [NAN, NAN])
+    assert bootstrap_interval([NAN, 0.7]) == (pytest.approx(0.7), pytest.approx(0.7))
+    with pytest.raises(ValueError, match="bootstrap of 0 values"):
+        bootstrap_interval([NAN])

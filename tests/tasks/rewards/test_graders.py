@@ -5,9 +5,11 @@ from tasks.algorithms.token_rewards import overlong_penalty as tensor_penalty
 from tasks.algorithms.token_rewards import spread_scores
 from tasks.rewards.exact_answer import exact_answer, positions_right
 from tasks.rewards.length import overlong_penalty
+from tasks.rewards.math_answer import math_answer
+from tasks.rewards.numeric_answer import numeric_answer
 from tasks.rewards.reasoning_gym_answer import reasoning_gym_answer
 from tasks.rewards.response_format import response_format
-from tasks.rewards.score import Score
+from tasks.rewards.score import Grader, Score
 
 
 def test_an_exact_answer_has_one_spelling() -> None:
@@ -23,6 +25,12 @@ def test_positions_right_is_a_share_and_padding_the_response_does_not_help() -> 
     assert positions_right("", "12357" * 2, "12357", {}).value == 0.5
     assert positions_right("", "", "12357", {}).value == 0.0
     assert positions_right("", "1", "", {}).value is None
+
+
+@pytest.mark.parametrize("rule", [exact_answer, positions_right, numeric_answer, math_answer])
+@pytest.mark.parametrize("answer", ["", " \n"])
+def test_no_rule_that_compares_scores_a_row_without_an_answer(rule: Grader, answer: str) -> None:
+    assert [rule("", response, answer, {}).value for response in ("", " ", "5")] == [None] * 3
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(15, 0.0), (16, -0.2), (18, -0.6), (20, -1.0), (25, -1.0)])
