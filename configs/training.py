@@ -2,10 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from configs.base import Config, Count, Folder, Items, Name, Seconds, Strings
 from configs.model import ModelConfig, OptimizerConfig
+from configs.pools import Bytes, bytes_schema
+
+LEAST_OBJECT_STORE_BYTES = 80_000_000
+"""Ray starts with no less."""
 
 
 class TrainedRoleConfig(Config):
@@ -169,6 +173,10 @@ class RayConfig(Config):
     num_cpus: Count | None = None
     """Logical CPUs of a local cluster; what the plan needs, at least the machine's, when left out."""
     num_gpus: Annotated[int, Field(ge=0)] | None = None
-    object_store_bytes: Annotated[int, Field(ge=80_000_000)] = 512 * 2**20
+    """GPUs of a local cluster; those that the machine has when left out, none with 0."""
+    object_store_bytes: Annotated[
+        Bytes, Field(ge=LEAST_OBJECT_STORE_BYTES), WithJsonSchema(bytes_schema(LEAST_OBJECT_STORE_BYTES))
+    ] = 512 * 2**20
+    """Shared memory for the objects of a local cluster."""
     placement_deadline_seconds: Seconds = 120.0
     connect_deadline_seconds: Seconds = 20.0
