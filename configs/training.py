@@ -157,7 +157,8 @@ class PrefectConfig(Config):
     """The Prefect server."""
 
     api_url: str | None = None
-    """A running server; without one an embedded server on SQLite is started on loopback."""
+    """A running server; what PREFECT_API_URL or the active Prefect profile names when left out. Without any of them an
+    embedded server on SQLite is started on loopback."""
     home: str | None = None
     """Where the embedded server keeps its database; `~/.callsheet/prefect` when left out."""
     start_timeout_seconds: Seconds = 120.0
