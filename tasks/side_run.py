@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.layout import process_groups
+from configs.layout import ProcessGroup, process_groups
 from configs.run import RunConfig
-from resources.casting import Casting, all_duties, distinct_groups, duties_of, start_process_group
+from resources.casting import OF_GRADERS, Casting, all_duties, distinct_groups, duties_of, start_process_group
 from resources.preference_pairs import check_pairs
 from resources.run_directory import SIDE_RUN, RunDirectory
 from resources.worker_group import WorkerGroup
@@ -55,15 +55,25 @@ def start_duties(run: Session, duties: Sequence[str], *, fits: bool = False) -> 
         actor = run.config.actor.model_copy(update={"optimizer": run.config.sft.optimizer})
         casting = replace(casting, config=run.config.model_copy(update={"actor": actor}))
     started: dict[str, WorkerGroup] = {}
-    wanted = {*duties, *(["reward_model"] if "reward" in duties else [])}
     for group in process_groups(run.config):
-        mine = [duty for duty in all_duties(run.config, group) if duty.partition(".")[0] in wanted]
-        if "actor" in duties_of(group):
-            mine += [duty for duty in duties if duty in ("demonstrations", "preferences", "reward_trainer")]
-            mine.sort(key=lambda duty: duty in ("demonstrations", "preferences"))
+        mine = duties_in(run.config, group, duties)
         if mine:
             started |= start_process_group(run.cluster, casting, group, mine)
     return started
+
+
+def duties_in(config: RunConfig, group: ProcessGroup, duties: Sequence[str]) -> list[str]:
+    """What the processes of `group` do where only `duties` are asked for: those placed there, and what those need.
+
+    Rollouts need the environments, graders the models that they ask.
+    """
+    needed = {"rollout": ("env",), "reward": tuple(OF_GRADERS)}
+    wanted = {*duties, *(other for duty in duties for other in needed.get(duty, ()))}
+    mine = [duty for duty in all_duties(config, group) if duty.partition(".")[0] in wanted]
+    if "actor" in duties_of(group):
+        mine += [duty for duty in duties if duty in ("demonstrations", "preferences", "reward_trainer")]
+        mine.sort(key=lambda duty: duty in ("demonstrations", "preferences"))
+    return mine
 
 
 def free_name(runs: Path, name: str) -> str:
