@@ -74,6 +74,11 @@ class SftConfig(Config):
     objective: Literal["causal_lm", "reward_model"] = "causal_lm"
     """`reward_model` trains a scalar head from preference pairs."""
 
+    @property
+    def warms_up(self) -> bool:
+        """Whether a run begins with it: a reward model is fitted by `callsheet sft`, not before PPO."""
+        return self.steps > 0 and self.objective == "causal_lm"
+
     @model_validator(mode="after")
     def _turns_can_be_filled_in(self) -> "SftConfig":
         for number, turn in enumerate(self.turns):

@@ -20,6 +20,11 @@ from resources.whole_lines import append_lines
 
 SIDE_RUN = "side-run"
 """The first event of a folder in which one thing was done alone: a fit, an evaluation. It has nothing to go on with."""
+OWN_NAMES = (
+    "config.yaml", "metrics.jsonl", "spans.jsonl", "events.jsonl", "lock", "samples", "checkpoints", "logs", "model",
+    "tensorboard", "wandb", "result.json", "report.html",
+)  # fmt: skip
+"""What a run, and what is said of it, writes to its folder."""
 
 
 class RunDirectoryError(ValueError):
@@ -189,6 +194,14 @@ def _taken(path: Path) -> RunDirectoryError:
 def is_run_folder(path: Path) -> bool:
     """Whether a run lies at `path`; a name too long for a folder is none."""
     return os.path.isfile(path / "config.yaml")
+
+
+def own_name(run: Path, path: Path) -> str | None:
+    """Which of the run's own files `path` is, or would lie in; None for a place that the run does not use."""
+    whole = Path(os.path.realpath(path.parent), path.name)
+    folder = Path(os.path.realpath(run))
+    first = whole.relative_to(folder).parts[:1] if whole.is_relative_to(folder) else ()
+    return first[0] if first and first[0] in OWN_NAMES else None
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
