@@ -9,7 +9,7 @@ from configs.model import ModelConfig, OptimizerConfig
 from configs.pools import Bytes, bytes_schema
 
 LEAST_OBJECT_STORE_BYTES = 80_000_000
-"""Ray starts with no less."""
+"""Ray takes no less than 75 MiB."""
 
 
 class TrainedRoleConfig(Config):
