@@ -12,11 +12,11 @@ from configs.layout import ProcessGroup, process_groups
 from configs.run import RunConfig
 from resources.casting import OF_GRADERS, Casting, all_duties, distinct_groups, duties_of, start_process_group
 from resources.preference_pairs import check_pairs
-from resources.run_directory import SIDE_RUN, RunDirectory
+from resources.run_directory import SIDE_RUN, STARTED, RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
 from tasks.outcome import Outcome
-from tasks.run_folder import open_directory
+from tasks.run_folder import run_folder
 from tasks.session import Session, open_session
 from tasks.start_check import check_start
 
@@ -32,11 +32,11 @@ def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = Fals
     check_start(config, trains=False)
     if "preferences" in duties:
         check_pairs(config)
-    config, directory = open_directory(config, None)
-    directory.event(SIDE_RUN, duties=sorted(duties))
-    try:
+    with run_folder(config, None) as (config, directory):
+        directory.event(SIDE_RUN, duties=sorted(duties))
         with open_session(config, directory) as run:
             check_from_nodes()
+            directory.event(STARTED)
             run.groups = start_duties(run, duties, fits=fits)
             try:
                 run.hosts.attach(run.groups)
@@ -44,8 +44,6 @@ def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = Fals
             finally:
                 for group in distinct_groups(run.groups):
                     group.shutdown()
-    finally:
-        directory.release()
 
 
 def start_duties(run: Session, duties: Sequence[str], *, fits: bool = False) -> dict[str, WorkerGroup]:
