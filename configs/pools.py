@@ -1,7 +1,7 @@
 """Resource pools: which bundles of CPUs and accelerators exist, and on how many nodes."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -22,9 +22,12 @@ def parse_bytes(value: object) -> object:
     return int(float(match[1]) * _UNITS[match[2] or "B"])
 
 
-_BYTES_SCHEMA = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": _SIZE.pattern}]}
+def bytes_schema(least: int = 1) -> dict[str, Any]:
+    """JSON schema of a size in bytes; how small a size with a unit is, a schema cannot tell."""
+    return {"anyOf": [{"type": "integer", "minimum": least}, {"type": "string", "pattern": _SIZE.pattern}]}
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0), WithJsonSchema(_BYTES_SCHEMA)]
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0), WithJsonSchema(bytes_schema())]
 """A size in bytes; strings such as '64GiB' are read."""
 
 

@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from configs.base import Config, Count, Folder, Items, Name, Seconds, Strings
 from configs.model import ModelConfig, OptimizerConfig
+from configs.pools import Bytes, bytes_schema
+
+LEAST_OBJECT_STORE_BYTES = 80_000_000
+"""Ray takes no less than 75 MiB."""
 
 
 class TrainedRoleConfig(Config):
@@ -75,6 +79,11 @@ class SftConfig(Config):
     def learns_answers(self) -> bool:
         """Whether a policy is fitted to the rows' own answers."""
         return self.objective == "causal_lm" and self.steps > 0 and hold_answers(self.turns)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether a run begins with it: a reward model is fitted by `callsheet sft`, not before PPO."""
+        return self.steps > 0 and self.objective == "causal_lm"
 
     @model_validator(mode="after")
     def _turns_can_be_filled_in(self) -> "SftConfig":
@@ -168,7 +177,8 @@ class PrefectConfig(Config):
     """The Prefect server."""
 
     api_url: str | None = None
-    """A running server; without one an embedded server on SQLite is started on loopback."""
+    """A running server; what PREFECT_API_URL or the active Prefect profile names when left out. Without any of them an
+    embedded server on SQLite is started on loopback."""
     home: str | None = None
     """Where the embedded server keeps its database; `~/.callsheet/prefect` when left out."""
     start_timeout_seconds: Seconds = 120.0
@@ -184,6 +194,10 @@ class RayConfig(Config):
     num_cpus: Count | None = None
     """Logical CPUs of a local cluster; what the plan needs, at least the machine's, when left out."""
     num_gpus: Annotated[int, Field(ge=0)] | None = None
-    object_store_bytes: Annotated[int, Field(ge=80_000_000)] = 512 * 2**20
+    """GPUs of a local cluster; those that the machine has when left out, none with 0."""
+    object_store_bytes: Annotated[
+        Bytes, Field(ge=LEAST_OBJECT_STORE_BYTES), WithJsonSchema(bytes_schema(LEAST_OBJECT_STORE_BYTES))
+    ] = 512 * 2**20
+    """Shared memory for the objects of a local cluster."""
     placement_deadline_seconds: Seconds = 120.0
     connect_deadline_seconds: Seconds = 20.0

@@ -17,7 +17,7 @@ from configs.problems import ConfigError
 from flows.cli import DONE, AsJson, Refused, WholeNumber, app
 from flows.refusals import tell_ignored
 from flows.run_commands import RunFolder
-from resources.run_directory import is_run_folder
+from resources.run_directory import is_run_folder, own_name
 
 Changes = Annotated[
     tuple[str, ...],
@@ -180,6 +180,9 @@ def export(
     from tasks.export import export_checkpoint
 
     config = _require_run(run)
+    taken = own_name(run, folder)
+    if taken is not None:
+        raise Refused(f"{folder} is where {run} keeps its own {taken}; name a folder outside of the run")
     if os.path.lexists(folder):
         raise Refused(f"{folder} exists; name a folder that does not")
     store = CheckpointStore(run / "checkpoints")

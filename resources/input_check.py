@@ -30,9 +30,9 @@ FEW_ROWS = 64
 
 def check_inputs(config: RunConfig) -> None:
     """Raises ConfigError with every problem. Of a cluster elsewhere only its own nodes know what they can read."""
+    add_import_paths(config.code.import_paths)
     if config.ray.address is not None:
         return
-    add_import_paths(config.code.import_paths)
     counts, problems = count_rows(config)
     damaged = [*shape_contradictions(models_of(config)), *damaged_models(config)]
     models = damaged or _model_problems(config)

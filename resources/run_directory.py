@@ -18,8 +18,14 @@ from typing import Any
 from configs.yaml_reader import write_plain_yaml
 from resources.whole_lines import append_lines
 
-SIDE_RUN = "side-run"
-"""The first event of a folder in which one thing was done alone: a fit, an evaluation. It has nothing to go on with."""
+CREATED, STARTED, SIDE_RUN = "created", "started", "side-run"
+"""Events: the folder was made, and by which flow run; the run has its pools and begins; one thing is done alone here, a
+fit or an evaluation, and there is nothing to go on with."""
+OWN_NAMES = (
+    "config.yaml", "metrics.jsonl", "spans.jsonl", "events.jsonl", "lock", "samples", "checkpoints", "logs", "model",
+    "tensorboard", "wandb", "result.json", "report.html",
+)  # fmt: skip
+"""What a run, and what is said of it, writes to its folder."""
 
 
 class RunDirectoryError(ValueError):
@@ -98,15 +104,30 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """An existing run. Raises RunDirectoryError when there is none."""
+        """A run to go on with. Raises RunDirectoryError where there is none, or one that has nothing to go on with."""
         if not is_run_folder(path):
             raise RunDirectoryError(f"{path} is no run folder: it has no config.yaml")
-        return cls(path)
+        run = cls(path)
+        if run.is_side_run:
+            raise RunDirectoryError(
+                f"{path} is of `callsheet sft` or `evaluate`, which begin anew: call that again under another name"
+                " (--set name=...)"
+            )
+        return run
 
     @property
     def is_side_run(self) -> bool:
         """Whether one thing was done alone here."""
         return any(event.get("kind") == SIDE_RUN for event in read_lines(self.events))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run came so far as to have its pools."""
+        return any(event.get("kind") == STARTED for event in read_lines(self.events))
+
+    def is_made_by(self, flow_run: str) -> bool:
+        """Whether this flow run made the folder, or has gone on with it."""
+        return any(event.get("flow_run") == flow_run for event in read_lines(self.events))
 
     def acquire(self) -> None:
         """Hold the run's lock until `release` or the end of the process; raises RunDirectoryError when another does."""
@@ -128,6 +149,24 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def discard(self) -> list[str]:
+        """Remove the folder of a run that has not begun. Where more lies in it than was made with it, all of it stays.
+
+        Returns the names of what is more. The lock goes last: who asks meanwhile finds the folder in use, or no run.
+        """
+        made = {self.config_file.name, self.events.name, "lock", self.samples.name, self.logs.name}
+        more = [one.name for one in self.path.iterdir() if one.name not in made]
+        more += [f"{folder.name}/{one.name}" for folder in (self.samples, self.logs) for one in folder.iterdir()]
+        if not more:
+            for file in (self.config_file, self.events):
+                file.unlink(missing_ok=True)
+            self.samples.rmdir()
+            self.logs.rmdir()
+            self.release()
+            (self.path / "lock").unlink()
+            self.path.rmdir()
+        return sorted(more)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved config: whole and on the disk, or not at all. Raises OSError (a full disk, say)."""
@@ -189,6 +228,14 @@ def _taken(path: Path) -> RunDirectoryError:
 def is_run_folder(path: Path) -> bool:
     """Whether a run lies at `path`; a name too long for a folder is none."""
     return os.path.isfile(path / "config.yaml")
+
+
+def own_name(run: Path, path: Path) -> str | None:
+    """Which of the run's own files `path` is, or would lie in; None for a place that the run does not use."""
+    whole = Path(os.path.realpath(path.parent), path.name)
+    folder = Path(os.path.realpath(run))
+    first = whole.relative_to(folder).parts[:1] if whole.is_relative_to(folder) else ()
+    return first[0] if first and first[0] in OWN_NAMES else None
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

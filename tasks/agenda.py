@@ -157,9 +157,7 @@ class Agenda:
     def needs_warm_up(self) -> bool:
         """Whether the config asks for a supervised warm-up that was not published yet."""
         sft = self.config.sft
-        if sft is None or sft.objective != "causal_lm":  # a reward model is fitted by `callsheet sft`, not before PPO
-            return False
-        return sft.steps > 0 and not (self.warm_model_folder / "config.json").exists()
+        return sft is not None and sft.warms_up and not (self.warm_model_folder / "config.json").exists()
 
     @property
     def warm_up_steps(self) -> int:

@@ -14,7 +14,7 @@ import httpx
 import ray
 from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.client.orchestration import get_client
-from prefect.context import SyncClientContext
+from prefect.context import SyncClientContext, get_settings_context
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_logger
@@ -59,9 +59,9 @@ class ApiUnreachableError(RuntimeError):
 def prefect_api(config: PrefectConfig) -> Iterator[str]:
     """Settings under which flows of this process run; yields the API's URL.
 
-    `prefect.api_url`, then PREFECT_API_URL, name a running server, which has to answer within seconds; without
-    either the embedded server is started or joined, and given up at the end. Raises ApiUnreachableError or
-    PrefectServerError.
+    `prefect.api_url`, then PREFECT_API_URL, then the active Prefect profile name a running server, which has to answer
+    within seconds; where none does the embedded server is started or joined, and given up at the end. Raises
+    ApiUnreachableError or PrefectServerError.
     """
     url = config.api_url or _configured_url()
     with contextlib.ExitStack() as stack:
@@ -72,7 +72,7 @@ def prefect_api(config: PrefectConfig) -> Iterator[str]:
             # It hands out no tokens, so no client needs to ask for one first: one request less a subflow.
             stack.enter_context(temporary_settings({PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: False}))
         else:
-            _require_reachable(url)
+            _require_reachable(url, *source_of_url(config))
         stack.enter_context(
             temporary_settings(
                 {
@@ -196,13 +196,26 @@ def _configured_url() -> str | None:
     return get_current_settings().api.url or os.environ.get("PREFECT_API_URL") or None
 
 
-def _require_reachable(url: str) -> None:
+def source_of_url(config: PrefectConfig) -> tuple[str, str]:
+    """Who names a server for this run, and how it comes to name none."""
+    if config.api_url:
+        return "prefect.api_url", "leave it out of the config"
+    url, profile = _configured_url(), get_settings_context().profile
+    if os.environ.get("PREFECT_API_URL") == url:
+        return "PREFECT_API_URL", "unset it"
+    if profile.settings.get(PREFECT_API_URL) == url:
+        way_out = "take it out of that (`prefect config unset PREFECT_API_URL`, or `prefect profile use ANOTHER`)"
+        return f"the active Prefect profile {profile.name!r}", way_out
+    return "a Prefect setting", "take it out of the file that `prefect config view --show-sources` names"
+
+
+def _require_reachable(url: str, source: str, way_out: str) -> None:
     end = time.monotonic() + REACH_SECONDS
     while (reason := is_healthy(url)) is not None:
         if time.monotonic() >= end:
             raise ApiUnreachableError(
-                f"no Prefect server answers at {url} ({reason}); start it with `prefect server start`, correct"
-                " prefect.api_url or PREFECT_API_URL, or leave both out to use the embedded server"
+                f"no Prefect server answers at {url} ({reason}), which {source} names; start it with `prefect server"
+                f" start`, correct the address, or {way_out} to use the embedded server"
             )
         time.sleep(0.2)
 

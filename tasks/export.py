@@ -7,9 +7,12 @@ from configs.run import RunConfig
 
 
 def start_model(config: RunConfig, run: Path) -> ModelConfig:
-    """The model that PPO started from: what the warm-up published in the run's folder, else the config's."""
+    """The model that PPO started from: what the warm-up published in the run's folder, else the config's.
+
+    What lies there in a run that has no warm-up is no start of it.
+    """
     warmed = run / "model"
-    if not (warmed / "config.json").exists():
+    if config.sft is None or not config.sft.warms_up or not (warmed / "config.json").exists():
         return config.model
     own = config.model.model_dump()
     moved = {"path": str(warmed), "build": None, "gguf_file": None, "tokenizer_path": None}

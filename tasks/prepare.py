@@ -18,7 +18,8 @@ from configs.layout import process_groups, styles
 from configs.run import RunConfig
 from resources.casting import Casting, duties_of, start_process_group
 from resources.frozen_heap import frozen_heap
-from resources.run_directory import read_lines
+from resources.import_paths import add_import_paths
+from resources.run_directory import STARTED, RunDirectory, is_run_folder, read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes, quick_retries
@@ -27,7 +28,7 @@ from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
 from tasks.manifests import tell_other_config
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
-from tasks.run_folder import open_directory
+from tasks.run_folder import run_folder
 from tasks.run_state import RunState
 from tasks.saves import save_last_iteration
 from tasks.session import Session, open_session
@@ -40,19 +41,10 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     """A new run, or the one in the folder `resume`; everything of it is gone from the cluster afterwards."""
     left = _folder_to_resume(config, resume)
     if left is None:
-        check_start(config)
-    else:
-        check_graders(config)  # a key may be gone since
-    if config.teachers:
-        from resources.teachers import check_teachers  # loads tokenizers, and so torch
-
-        check_teachers(config)
-    if config.rollout.servers.agent is not None:
-        from resources.client_episodes import check_agent  # loads the engines' side
-
-        check_agent(config)
-    config, directory = open_directory(config, left)
-    try:
+        check_before(config, is_new=True)
+    with run_folder(config, left) as (config, directory):
+        if left is not None:
+            check_before(config, is_new=False)
         with open_session(config, directory) as run:
             check_from_nodes()
             with (
@@ -66,16 +58,38 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
                 _restore_state(run)
                 with frozen_heap(), _last_iteration_saved(run):
                     yield run
-    finally:
-        directory.release()
+
+
+def check_before(config: RunConfig, *, is_new: bool) -> None:
+    """What this config reads and calls, looked at before anything is started. Raises ConfigError.
+
+    Of a run that goes on it is the stored config, whose files were read when it was new.
+    """
+    add_import_paths(config.code.import_paths)  # in them lies what is imported below
+    if is_new:
+        check_start(config)
+    else:
+        check_graders(config)  # a key may be gone since
+    if config.teachers:
+        from resources.teachers import check_teachers  # loads tokenizers, and so torch
+
+        check_teachers(config)
+    if config.rollout.servers.agent is not None:
+        from resources.client_episodes import check_agent  # loads the engines' side
+
+        check_agent(config)
 
 
 def _folder_to_resume(config: RunConfig, resume: str | None) -> Path | None:
-    """The folder named; or, when Prefect runs a flow run again, the folder that its first try has left."""
+    """The folder named; or, when Prefect runs a flow run again, the folder that its first try has left.
+
+    A folder of that name which another flow run made is another run's: it was refused, and is refused again.
+    """
     if resume is not None:
         return Path(resume)
     left = Path(config.run_dir) / config.name
-    return left if (flow_run.run_count or 1) > 1 and (left / "config.yaml").exists() else None
+    is_again = (flow_run.run_count or 1) > 1 and is_run_folder(left)
+    return left if is_again and RunDirectory(left).is_made_by(str(flow_run.id)) else None
 
 
 @contextlib.contextmanager
@@ -105,13 +119,13 @@ def _restore_state(run: Session) -> None:
     cut_samples(run.directory.samples, run.state.iteration)
     _close_flow_run_before(run)
     run.directory.event(
-        "resumed" if newest is not None else "started", iteration=run.state.iteration, flow_run=str(flow_run.id)
+        "resumed" if newest is not None else STARTED, iteration=run.state.iteration, flow_run=str(flow_run.id)
     )
 
 
 def _close_flow_run_before(run: Session) -> None:
     """A controller that was killed left its flow run `Running` for ever; it is told what happened."""
-    ids = [line["flow_run"] for line in read_lines(run.directory.events) if "flow_run" in line]
+    ids = [line["flow_run"] for line in read_lines(run.directory.events) if line.get("flow_run")]
     if not ids or ids[-1] == str(flow_run.id):
         return
     with get_client(sync_client=True) as client:

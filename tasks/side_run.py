@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.layout import process_groups
+from configs.layout import ProcessGroup, process_groups
 from configs.run import RunConfig
-from resources.casting import Casting, all_duties, distinct_groups, duties_of, start_process_group
-from resources.run_directory import SIDE_RUN, RunDirectory
+from resources.casting import OF_GRADERS, Casting, all_duties, distinct_groups, duties_of, start_process_group
+from resources.run_directory import SIDE_RUN, STARTED, RunDirectory
 from resources.worker_group import WorkerGroup
 from tasks.api import check_from_nodes
 from tasks.outcome import Outcome
-from tasks.run_folder import open_directory
+from tasks.run_folder import run_folder
 from tasks.session import Session, open_session
 from tasks.start_check import check_start
 
@@ -29,11 +29,11 @@ def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = Fals
     Raises ConfigError for what the config asks that cannot be, and what `open_session` raises.
     """
     check_start(config, trains=False, fits=fits)
-    config, directory = open_directory(config, None)
-    directory.event(SIDE_RUN, duties=sorted(duties))
-    try:
+    with run_folder(config, None) as (config, directory):
+        directory.event(SIDE_RUN, duties=sorted(duties))
         with open_session(config, directory) as run:
             check_from_nodes()
+            directory.event(STARTED)
             run.groups = start_duties(run, duties, fits=fits)
             try:
                 run.hosts.attach(run.groups)
@@ -41,8 +41,6 @@ def open_side_run(config: RunConfig, duties: Sequence[str], *, fits: bool = Fals
             finally:
                 for group in distinct_groups(run.groups):
                     group.shutdown()
-    finally:
-        directory.release()
 
 
 def start_duties(run: Session, duties: Sequence[str], *, fits: bool = False) -> dict[str, WorkerGroup]:
@@ -52,15 +50,25 @@ def start_duties(run: Session, duties: Sequence[str], *, fits: bool = False) -> 
         actor = run.config.actor.model_copy(update={"optimizer": run.config.sft.optimizer})
         casting = replace(casting, config=run.config.model_copy(update={"actor": actor}))
     started: dict[str, WorkerGroup] = {}
-    wanted = {*duties, *(["reward_model"] if "reward" in duties else [])}
     for group in process_groups(run.config):
-        mine = [duty for duty in all_duties(run.config, group) if duty.partition(".")[0] in wanted]
-        if "actor" in duties_of(group):
-            mine += [duty for duty in duties if duty in ("demonstrations", "preferences", "reward_trainer")]
-            mine.sort(key=lambda duty: duty in ("demonstrations", "preferences"))
+        mine = duties_in(run.config, group, duties)
         if mine:
             started |= start_process_group(run.cluster, casting, group, mine)
     return started
+
+
+def duties_in(config: RunConfig, group: ProcessGroup, duties: Sequence[str]) -> list[str]:
+    """What the processes of `group` do where only `duties` are asked for: those placed there, and what those need.
+
+    Rollouts need the environments, graders the models that they ask.
+    """
+    needed = {"rollout": ("env",), "reward": tuple(OF_GRADERS)}
+    wanted = {*duties, *(other for duty in duties for other in needed.get(duty, ()))}
+    mine = [duty for duty in all_duties(config, group) if duty.partition(".")[0] in wanted]
+    if "actor" in duties_of(group):
+        mine += [duty for duty in duties if duty in ("demonstrations", "preferences", "reward_trainer")]
+        mine.sort(key=lambda duty: duty in ("demonstrations", "preferences"))
+    return mine
 
 
 def free_name(runs: Path, name: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs.load import load_config
 from tests.configs.test_rules import problems, the_problem
 
 
@@ -76,6 +77,20 @@ def test_a_value_that_no_variable_can_have_is_refused():
 @pytest.mark.parametrize("key", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CALLSHEET_CONTROLLER"])
 def test_devices_and_marks_of_ours_are_not_set_by_a_role(key: str):
     assert "Callsheet sets this key" in the_problem("quickstart", f"roles.actor.env.{key}=x")
+
+
+@pytest.mark.parametrize(
+    ("size", "read"), [("80000000", 80_000_000), ("128MiB", 134_217_728), ("0.5 GiB", 536_870_912)]
+)
+def test_the_object_store_has_a_size_with_or_without_a_unit(size: str, read: int):
+    assert load_config("quickstart", [f"ray.object_store_bytes={size}"]).ray.object_store_bytes == read
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [("79999999", " is 79999999;"), ("1MiB", " is '1MiB'"), ("many", ": 'many'")]
+)
+def test_an_object_store_that_ray_would_not_start_with_is_refused(size: str, said: str):
+    assert the_problem("quickstart", f"ray.object_store_bytes={size}").startswith(f"ray.object_store_bytes{said}")
 
 
 def test_fused_roles_set_a_variable_to_one_value():

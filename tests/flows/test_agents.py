@@ -8,7 +8,9 @@ import pytest
 
 from configs.load import load_config
 from configs.run import RunConfig
+from flows.evaluation import evaluation
 from flows.ppo import ppo
+from flows.side_commands import renamed
 from resources.run_directory import read_lines
 from resources.samples import read_samples_of, sample_files
 
@@ -47,13 +49,15 @@ def test_a_calculator_is_called_and_what_it_says_is_read_and_not_trained(tmp_pat
 
 
 def test_environments_live_on_a_pool_of_their_own_and_give_the_score(tmp_path: Path):
-    rows = tmp_path / "rows.json"
-    rows.write_text(json.dumps([{"prompt": f"{number}!", "answer": "2"} for number in range(16)]))
+    rows, held_out = tmp_path / "rows.json", tmp_path / "held_out.json"
+    for file, mark in ((rows, "!"), (held_out, "?")):
+        file.write_text(json.dumps([{"prompt": f"{number}{mark}", "answer": "2"} for number in range(16)]))
     tools = "{environment: 'tests.resources.environments_here:Countdown', max_turns: 4, result_template: '({result})'}"
     config = scripted(
         {"*": "2", "*/2": "x"}, f"run_dir={tmp_path}", "name=worlds", f"rollout.tools={tools}",
         f"data.sources=[{{name: rows, kind: json, path: {rows}}}]",
         "reward.graders=[{name: score, kind: rule, function: environment_score}]",
+        f"validation.sources=[{{name: rows, kind: json, path: {held_out}}}]", "validation.num_prompts=8",
         "pools={main: {nodes: [1], cpus_per_bundle: 2}, worlds: {nodes: [2], cpus_per_bundle: 1}}",
         "roles.env={pool: worlds, workers: 2}",
     )  # fmt: skip
@@ -64,3 +68,9 @@ def test_environments_live_on_a_pool_of_their_own_and_give_the_score(tmp_path: P
         assert line["rollout/call_errors_mean"] == 0.0
     logs = {path.name for path in (tmp_path / "worlds" / "logs").iterdir()}
     assert {"env-0.log", "env-1.log"} <= logs
+
+    scored = evaluation(renamed(config, config.model), None)  # of the whole cast engine, graders and environments alone
+    assert scored["metrics"]["validation/accuracy"] == 0.5
+    logs = {path.name for path in (Path(scored["run"]) / "logs").iterdir()}
+    assert {"env-0.log", "env-1.log"} <= logs
+    assert not [name for name in logs if "critic" in name]

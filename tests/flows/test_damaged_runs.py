@@ -228,6 +228,17 @@ def test_a_run_whose_model_is_gone_is_not_exported(run: Path, capsys: pytest.Cap
     assert "/no/such/model" in refusal(capsys, "export", run, run.parent / "model")
 
 
+@pytest.mark.parametrize("name", ["model", "model/v1", "checkpoints/best", "samples/x", "logs/x", "events.jsonl"])
+@pytest.mark.parametrize("form", ["{run}/{name}", "{run}/../demo/{name}", "{run}-by-link/{name}"])
+def test_an_export_does_not_take_the_place_of_a_runs_own_files(
+    form: str, name: str, run: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path(f"{run}-by-link").symlink_to(run)
+    target, first = form.format(run=run, name=name), name.partition("/")[0]
+    said = refusal(capsys, "export", run, target)
+    assert f"{target} is where {run} keeps its own {first}; name a folder outside of the run" in said
+
+
 def test_an_export_does_not_write_through_a_link(run: Path, capsys: pytest.CaptureFixture[str]):
     (run.parent / "model").symlink_to(run.parent / "elsewhere")
     assert "exists; name a folder that does not" in refusal(capsys, "export", run, run.parent / "model")

@@ -7,11 +7,13 @@ import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL
 
+from configs.load import dump_config
 from configs.run import RunConfig
-from flows.cli import main
+from configs.yaml_reader import write_plain_yaml
+from flows.cli import REFUSED, main
 from flows.ppo import ppo
 from resources.checkpoints import CheckpointStore
-from resources.run_directory import RunDirectory, read_lines
+from resources.run_directory import RunDirectory, RunDirectoryError, read_lines
 from resources.run_summary import finished_summary
 from tests.chaos.commands import resume, train, wait_for_iterations, wait_until_gone
 from tests.chaos.faults import Fault, Injector
@@ -76,6 +78,28 @@ def test_a_retried_flow_run_goes_on_and_repeats_no_finished_step(undisturbed: Pa
     assert [event["iteration"] for event in events_of(run_dir / "retried", "resumed")] == [2]
     assert events_of(run_dir / "retried", "config-changed") == []
     assert_same_run(run_dir / "retried", undisturbed)
+
+
+@pytest.mark.slow
+def test_a_retried_flow_run_does_not_take_over_the_folder_of_another_run(undisturbed: Path):
+    config = config_of(undisturbed.parent, "undisturbed", seed=8)
+    before = {path: path.read_bytes() for path in undisturbed.rglob("*.jsonl")}
+    with pytest.raises(RunDirectoryError, match="undisturbed exists; resume it"):
+        ppo.with_options(retries=1)(config)
+    assert {path: path.read_bytes() for path in undisturbed.rglob("*.jsonl")} == before
+
+
+@pytest.mark.slow
+def test_a_plan_that_does_not_fit_leaves_its_name_to_one_that_does(
+    prefect_session: None, run_dir: Path, capsys: pytest.CaptureFixture[str]
+):
+    settings = {"iterations": 1, "checkpoint": {"every": 1}, "prefect": {"api_url": PREFECT_API_URL.value()}}
+    config, file = tiny_config(run_dir, "tight", engine="scripted", **settings), run_dir.parent / "tight.yaml"
+    file.write_text(write_plain_yaml(dump_config(config)))
+    assert main(["train", str(file), "--set", "pools.main.cpus_per_bundle=9"]) == REFUSED
+    assert not (run_dir / "tight").exists()
+    assert main(["train", str(file)]) == 0
+    assert "resume" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

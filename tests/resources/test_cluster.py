@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ray.util import placement_group_table
 
 from configs.pools import PoolConfig
 from resources.cleanup import RUN_KEY, clean, doctor_facts, find_leftovers
-from resources.cluster import Cluster, ClusterError, check_listening
+from resources.cluster import Cluster, ClusterError, check_listening, given
 from resources.process_facts import descendants, is_running, processes_with_environment, start_ticks
 from resources.ray_state import named_actors
 from resources.registry import list_cards
@@ -227,6 +228,21 @@ def test_doctor_tells_versions_nodes_ports_and_shared_memory(open_run: Callable[
     assert facts["ray"]["nodes"][0]["total"]["CPU"] == 16.0
     assert facts["shared_memory"]["total_bytes"] > 0
     assert facts["listening_ports"] == sorted(facts["listening_ports"])
+
+
+def test_doctor_passes_over_an_install_that_has_lost_its_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torn-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [dist.name for dist in distributions(path=[str(tmp_path)])] == [None]
+    assert doctor_facts()["versions"]["ray"] == ray.__version__
+
+
+def test_a_local_cluster_is_given_a_size_of_zero_and_left_to_find_what_is_left_out() -> None:
+    asked = {"num_cpus": 4, "num_gpus": 0, "resources": {}, "object_store_memory": None}
+    assert given(asked) == {"num_cpus": 4, "num_gpus": 0}
+    assert given({"num_gpus": None, "resources": {"NPU": 0.0}}) == {"resources": {"NPU": 0.0}}
 
 
 def test_the_children_of_a_process_are_found_by_descent() -> None:
