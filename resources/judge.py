@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from resources.grader_calls import arguments_of, group_arguments
 from resources.graders import Cause, Grader, GraderFailedError, Outcome, Sample, Secret, check_scores
-from resources.rate_limits import RateLimit
+from resources.rate_limits import RateLimit, share_of
 
 SERVED_HERE: dict[str, str] = {}
 """Name of a grader -> where the judge of this very process listens; see resources/workers/judge.py."""
@@ -79,12 +79,23 @@ class HttpBackend:
     """Asks a reward service; the base of the judge."""
 
     def __init__(
-        self, settings: HttpSettings | JudgeSettings, url: str, world_size: int = 1, key: Secret | None = None
+        self,
+        settings: HttpSettings | JudgeSettings,
+        url: str,
+        rank: int = 0,
+        world_size: int = 1,
+        key: Secret | None = None,
     ) -> None:
+        """Raises ValueError for more workers than `max_concurrency`."""
         self._retries = settings.max_retries
         self._first_pause, self._longest_pause = settings.first_pause_seconds, settings.longest_pause_seconds
         self._url = url
-        self._slots = max(1, settings.max_concurrency // world_size)
+        self._slots = share_of(settings.max_concurrency, rank, world_size)
+        if settings.max_concurrency < world_size:
+            raise ValueError(
+                f"max_concurrency is {settings.max_concurrency} and there are {world_size} reward workers, each of "
+                "which needs a request of its own; raise it, or give the reward role fewer workers"
+            )
         self._turn = asyncio.Semaphore(self._slots)
         headers = {} if key is None else {"Authorization": f"Bearer {key.reveal()}"}
         limits = httpx.Limits(max_connections=self._slots, max_keepalive_connections=self._slots)
@@ -175,13 +186,14 @@ class HttpBackend:
 class JudgeBackend(HttpBackend):
     """Asks a model for a number."""
 
-    def __init__(self, settings: JudgeSettings, world_size: int = 1) -> None:
+    def __init__(self, settings: JudgeSettings, rank: int = 0, world_size: int = 1) -> None:
         """Limits are divided over `world_size` reward workers."""
         # Each reward worker has a served judge of its own, so there is nothing to share.
-        super().__init__(settings, settings.base_url, world_size if settings.base_url else 1, settings.key)
+        place = (rank, world_size) if settings.base_url else (0, 1)
+        super().__init__(settings, settings.base_url, *place, settings.key)
         self._settings = settings
-        self._requests = RateLimit(_share(settings.requests_per_minute, world_size))
-        self._tokens = RateLimit(_share(settings.tokens_per_minute, world_size))
+        self._requests = RateLimit(settings.requests_per_minute, rank, world_size)
+        self._tokens = RateLimit(settings.tokens_per_minute, rank, world_size)
 
     async def grade(self, grader: Grader, samples: Sequence[Sample]) -> Outcome:
         one = samples[0]

@@ -38,6 +38,7 @@ class LocalGroup:
     incarnation = 1
     failure = None
     pool = "local"
+    clock_offset = 0.0
     call_seconds = 600.0
 
     def __init__(self, role: str, workers: Sequence[Any], mesh: Mesh | None = None) -> None:

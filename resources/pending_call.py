@@ -53,7 +53,10 @@ class PendingCall:
 
     @property
     def spans(self) -> list[dict[str, float]]:
-        """Per called rank: queue_seconds, execute_seconds, start and end on the controller's monotonic clock."""
+        """Per called rank: queue_seconds, execute_seconds, start and end on the controller's monotonic clock.
+
+        So it is for every kind of group: what a step hears of its ranks needs no correction.
+        """
         spans: list[dict[str, float]] = []
         for rank, reply in enumerate(self._wait()):
             if self._method.marking.bulk:

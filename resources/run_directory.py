@@ -198,12 +198,16 @@ class RunDirectory:
                 os.fsync(file.fileno())
 
     def cut_after(self, path: Path, iteration: int) -> None:
-        """Keep the lines of a file whose `iteration` is below `iteration`, and drop torn ones."""
+        """Keep the lines of a file whose `iteration` is below `iteration`, or that have none.
+
+        Torn ones are dropped, and those whose iteration is no number: nobody can tell where they belong.
+        """
         if not path.exists():
             return
-        kept = [json.dumps(line, sort_keys=True) for line in read_lines(path) if line.get("iteration", -1) < iteration]
+        numbered = ((line.get("iteration", -1), line) for line in read_lines(path))
+        kept = [line for number, line in numbered if type(number) is int and number < iteration]
         aside = path.with_suffix(".tmp")
-        aside.write_text("".join(line + "\n" for line in kept))
+        aside.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in kept))
         os.replace(aside, path)
 
 
@@ -247,7 +251,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (RecursionError, ValueError):  # a number of thousands of digits is no JSONDecodeError
             continue
         if isinstance(record, dict):
             yield record

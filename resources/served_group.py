@@ -89,7 +89,8 @@ class ServedGroup:
     def submit(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """See `WorkerGroup.submit`."""
         if method in FRONT:
-            return _FrontCall(self._threads.submit(self._ask_front, method, args, kwargs), timeout)
+            asked = self._threads.submit(self._ask_front, method, args, kwargs)
+            return _FrontCall(asked, timeout, self._groups[0].clock_offset)
         return _EveryCall([group.submit(method, *args, timeout=timeout, **kwargs) for group in self._groups])
 
     def _ask_front(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -170,8 +171,9 @@ class ServedGroup:
 class _FrontCall:
     """A call on the front, whose rows go into the object store."""
 
-    def __init__(self, future: "Future[tuple[Any, list[Any]]]", timeout: float | None) -> None:
-        self._future, self._timeout = future, timeout
+    def __init__(self, future: "Future[tuple[Any, list[Any]]]", timeout: float | None, clock_offset: float) -> None:
+        """`clock_offset`: the controller's clock less this process's, in which the front works."""
+        self._future, self._timeout, self._offset = future, timeout, clock_offset
         self._stored: list[Any] | None = None
 
     def is_done(self) -> bool:
@@ -189,7 +191,8 @@ class _FrontCall:
 
     @property
     def spans(self) -> list[dict[str, float]]:
-        return self._future.result(timeout=self._timeout)[1]
+        own = self._future.result(timeout=self._timeout)[1]
+        return [{**span, "start": span["start"] + self._offset, "end": span["end"] + self._offset} for span in own]
 
 
 class _EveryCall:

@@ -86,6 +86,11 @@ class WorkerGroup:
         return self._processes.facts.incarnation
 
     @property
+    def clock_offset(self) -> float:
+        """The controller's monotonic clock less this process's."""
+        return self._processes.clock_offset
+
+    @property
     def call_seconds(self) -> float:
         """Deadline of a call that gives none."""
         return self._card.call_seconds

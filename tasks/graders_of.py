@@ -9,6 +9,7 @@ from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any, TypeVar
 
+from configs.layout import num_workers
 from configs.problems import UNSAID, ConfigError, Problem
 from configs.reward import GraderConfig, JudgeConfig
 from configs.run import RunConfig
@@ -23,6 +24,7 @@ from tasks.rewards.table import GRADERS
 S = TypeVar("S", HttpSettings, JudgeSettings)
 
 
+_COUNTS = ("max_concurrency", "max_retries")
 _IMPORTED_FIRST = {"math_answer": ("math_verify",)}
 """What a rule imports when it is called; a grader process does so before, or its seconds would count as grading."""
 
@@ -86,9 +88,24 @@ def build_grader(config: RunConfig, grader: GraderConfig, secrets: Mapping[str, 
         fields["backend"] = _code(grader)
     elif grader.kind == "http":
         fields["backend"] = _from_options(grader, HttpSettings, url=str(grader.url))
+        _check_share(config, grader, fields["backend"])
     elif grader.kind == "judge":
         fields["backend"] = _judge(grader, secrets)
+        if not grader.serves_judge:  # else each reward worker has one of its own
+            _check_share(config, grader, fields["backend"])
     return Grader(**fields)
+
+
+def _check_share(config: RunConfig, grader: GraderConfig, settings: HttpSettings | JudgeSettings) -> None:
+    """A worker asks for one response at a time at least, so there may be as many workers as requests."""
+    workers, limit = num_workers(config, "reward"), settings.max_concurrency
+    if workers > limit:
+        where = "judge" if grader.kind == "judge" else "options"
+        raise ValueError(
+            f"{grader.kind} grader {grader.name!r} has max_concurrency {limit} for the {workers} workers of "
+            f"roles.reward together, each of which asks for one response at a time or more; raise "
+            f"{where}.max_concurrency to {workers}, or set roles.reward.workers to {limit} or less"
+        )
 
 
 def _judge(grader: GraderConfig, secrets: Mapping[str, str] | None) -> JudgeSettings:
@@ -156,9 +173,10 @@ def _from_options(grader: GraderConfig, settings: type[S], **fields: Any) -> S:
         raise ValueError(f"{grader.kind} grader {grader.name!r} has no option {unknown[0]!r}; it takes {sorted(known)}")
     for option, value in grader.options.items():
         least = {"max_concurrency": 1, "low": -math.inf, "high": -math.inf}.get(option, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        kind, what = (int, "whole number") if option in _COUNTS else (int | float, "number")
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
             raise ValueError(
-                f"{grader.kind} grader {grader.name!r} has {option} {value!r}; it is a number from {least} on"
+                f"{grader.kind} grader {grader.name!r} has {option} {value!r}; it is a {what} from {least} on"
             )
     return settings(**fields, **grader.options)
 

@@ -198,7 +198,7 @@ class TaskHost:
 
     @_remote_step
     def run(self, *upstream: bytes, call: bytes) -> tuple[bytes, dict[str, Any]]:
-        """Run one task; returns (its final Prefect state, encoded; its timing)."""
+        """Run one task; returns (its final Prefect state, encoded; its timing, `started` and `ended` by this clock)."""
         received = time.monotonic()
         spec: TaskCall = decode(call)
         task = resolve_task(spec.task)
@@ -314,9 +314,9 @@ class TaskHost:
         self._context.resume_sampling()
 
     @ray.method(concurrency_group="table")
-    def clock(self) -> tuple[str, float]:
-        """(node, its monotonic clock), for the clocks' offsets."""
-        return ray.util.get_node_ip_address(), time.monotonic()
+    def clock(self) -> float:
+        """The monotonic clock of this node, for its offset against the controller's."""
+        return time.monotonic()
 
     @ray.method(concurrency_group="table")
     def quiet_seconds(self) -> float:

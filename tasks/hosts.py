@@ -75,6 +75,7 @@ class HostSet:
         self._env = dict(env or {})
         self._hosts: dict[str, ActorHandle[Any]] = {}
         self._incarnations: dict[str, int] = {}
+        self._clock_offsets: dict[str, ClockOffset] = {}
         self._groups: dict[str, Any] = {}
         for one in self.steps:
             self.pool_of(one)
@@ -109,6 +110,8 @@ class HostSet:
         facts = self._ask("facts", deadline_seconds)
         for host in self._hosts.values():
             host.connect.remote(self._hosts)
+        for pool in self.pools:
+            self.clock_offset(pool)
         return facts
 
     def restart(self, pools: Collection[str], deadline_seconds: float = START_DEADLINE_SECONDS) -> None:
@@ -126,6 +129,8 @@ class HostSet:
         self._ask("facts", deadline_seconds)
         self._ask("connect", deadline_seconds, self._hosts)
         self._ask("attach", deadline_seconds, self._groups)
+        for pool in pools:
+            self.clock_offset(pool)
 
     def attach(self, groups: Mapping[str, Any]) -> None:
         """Give every host these worker groups (by duty) for those it had; call again after a group was rebuilt."""
@@ -152,15 +157,22 @@ class HostSet:
         """Seconds since a step got an answer of a worker group, in whichever host that was last."""
         return min(self._ask("quiet_seconds", CALL_DEADLINE_SECONDS).values())
 
-    def clock_offsets(self) -> dict[str, ClockOffset]:
-        """Node -> offset of its monotonic clock against this process's."""
-        trips: dict[str, list[RoundTrip]] = {}
-        for host in self._hosts.values():
+    def clock_offset(self, pool: str) -> ClockOffset:
+        """Of the pool's host against this process, measured once a host: the next one may stand on another node.
+
+        Raises HostLostError when there is no host, or it died meanwhile.
+        """
+        if pool not in self._clock_offsets:
+            host, trips = self.host_of(pool), []
             for _ in range(CLOCK_ROUND_TRIPS):
                 sent = time.monotonic()
-                node, remote = ray.get(host.clock.remote(), timeout=CALL_DEADLINE_SECONDS)
-                trips.setdefault(node, []).append(RoundTrip(sent=sent, remote=remote, received=time.monotonic()))
-        return {node: estimate_offset(found) for node, found in trips.items()}
+                try:
+                    remote: Any = ray.get(host.clock.remote(), timeout=CALL_DEADLINE_SECONDS)
+                except RayActorError as error:
+                    raise HostLostError(f"the task host of pool {pool!r} died: {_reason(error)}") from error
+                trips.append(RoundTrip(sent=sent, remote=remote, received=time.monotonic()))
+            self._clock_offsets[pool] = estimate_offset(trips)
+        return self._clock_offsets[pool]
 
     def num_cores(self) -> int:
         """Cores of the largest node that has a host: Ray's count may be a declared one."""
@@ -178,6 +190,7 @@ class HostSet:
     def _make(self, pool: str) -> None:
         number = self._incarnations.get(pool, 0) + 1
         self._incarnations[pool] = number
+        self._clock_offsets.pop(pool, None)
         options: dict[str, Any] = {
             "name": f"{self.run_id}/{pool}/host-{number}",
             "num_cpus": 0,

@@ -21,7 +21,7 @@ from resources.frozen_heap import frozen_heap
 from resources.import_paths import add_import_paths
 from resources.run_directory import STARTED, RunDirectory, is_run_folder, read_lines
 from resources.samples import cut_samples
-from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
+from resources.telemetry.spans import PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes, quick_retries
 from tasks.graders_of import check_graders
 from tasks.host_watch import HostWatch
@@ -173,7 +173,7 @@ def prepare(run: Session, flow: Flow[Any, Any]) -> None:
     if run.is_finished:
         return
     run.cast()
-    run.record(_run_record(run), _clock_record(run))
+    run.record(_run_record(run))
     run.preparation = flow
     is_ready = False
     while not is_ready:
@@ -205,12 +205,4 @@ def _run_record(run: Session) -> RunRecord:
         max_running_sequences=config.rollout.max_running_sequences,
         async_depth=config.async_depth,
         refused=run.refused_changes,
-    )
-
-
-def _clock_record(run: Session) -> ClockRecord:
-    offsets = run.hosts.clock_offsets()
-    return ClockRecord(
-        offsets={node: found.seconds for node, found in offsets.items()},
-        errors={node: found.error for node, found in offsets.items()},
     )

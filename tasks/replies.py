@@ -118,6 +118,6 @@ _WIRE = ("rank", "start", "end", "queue_seconds")
 
 
 def _rank_span(wire: Mapping[str, float], worker: Mapping[str, Any], node: str) -> RankSpan:
-    """Times as the wire saw them (one clock for all ranks), and what the worker itself knows."""
+    """Times as the wire tells them, by the controller's clock for all ranks, and what the worker itself knows."""
     own = {name: value for name, value in worker.items() if name not in (*_WIRE, "execute_seconds", "node")}
     return RankSpan.from_json({**own, **{name: wire[name] for name in _WIRE}, "rank": int(wire["rank"]), "node": node})

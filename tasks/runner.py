@@ -51,6 +51,8 @@ class _Submission:
     pool: str
     upstream: tuple["StepFuture", ...]
     submitted: float
+    clock_offset: float
+    """Of the host's clock against the controller's."""
     serialize_seconds: float = 0.0
     put_seconds: float = 0.0
     bytes: int = 0
@@ -186,6 +188,7 @@ class PoolTaskRunner(RayTaskRunner[Any]):
         )
         data = encode(call)
         encoded = time.monotonic()
+        offset = self.hosts.clock_offset(pool).seconds
         run: Any = self.hosts.host_of(pool).run
         state, timing = run.remote(*(one.wrapped_future for one in upstream), call=data)
         submission = _Submission(
@@ -194,6 +197,7 @@ class PoolTaskRunner(RayTaskRunner[Any]):
             pool=pool,
             upstream=tuple(upstream),
             submitted=submitted,
+            clock_offset=offset,
             serialize_seconds=encoded - submitted,
             put_seconds=time.monotonic() - encoded,
             bytes=len(data),
@@ -243,6 +247,7 @@ def _flow_run_facts() -> FlowRunFacts | None:
 
 
 def _span_of(sent: _Submission, timing: Mapping[str, Any], collected: tuple[float, int]) -> TaskSpan:
+    """The step on the controller's clock: its ranks tell theirs on it, and its host what it found on its own."""
     ranks = tuple(RankSpan.from_json(rank) for rank in timing["ranks"])
     ends = [span.ended for one in sent.upstream if (span := one.span()) is not None]
     return TaskSpan(
@@ -252,8 +257,8 @@ def _span_of(sent: _Submission, timing: Mapping[str, Any], collected: tuple[floa
         pool=sent.pool,
         node=timing["node"],
         submitted=sent.submitted,
-        started=timing["started"],
-        ended=timing["ended"],
+        started=timing["started"] - sent.clock_offset,
+        ended=timing["ended"] - sent.clock_offset,
         upstream=tuple(one.task_name for one in sent.upstream),
         waits=Waits(
             upstream=max(0.0, max(ends, default=sent.submitted) - sent.submitted),

@@ -1,4 +1,7 @@
-"""Clock offsets between nodes: estimated from round trips, applied to spans. The caller makes the round trips."""
+"""Clock offsets between nodes, estimated from round trips that the caller makes; and spans that await their correction.
+
+Every machine's monotonic clock begins with its own boot, so two of them differ by hours.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,18 +49,18 @@ def estimate_offset(round_trips: Sequence[RoundTrip]) -> ClockOffset:
 
 
 def correct_span(span: TaskSpan, offsets: Mapping[str, float]) -> TaskSpan:
-    """The span on the controller's clock: each time less the offset of the node it was taken on.
+    """A span of a run that wrote its clocks' offsets beside its spans (`ClockRecord`), on the controller's clock.
 
-    Nodes without an offset are taken to share the controller's clock, which is so for processes of one machine.
+    The task's times are those of its node. Its ranks' are the controller's already, or (with rollout servers) its
+    node's as well, which the file does not tell: whichever lies within the task.
     """
     shift = offsets.get(span.node, 0.0)
-    ranks = span.ranks
-    if any(offsets.get(rank.node or span.node) for rank in ranks):
-        ranks = tuple(_correct_rank(rank, offsets.get(rank.node or span.node, 0.0)) for rank in ranks)
-    if not shift and ranks is span.ranks:
+    if not shift:
         return span
-    return replace(span, started=span.started - shift, ended=span.ended - shift, ranks=ranks)
+    task = replace(span, started=span.started - shift, ended=span.ended - shift)
+    return replace(task, ranks=tuple(_correct_rank(rank, task, shift) for rank in span.ranks))
 
 
-def _correct_rank(rank: RankSpan, shift: float) -> RankSpan:
-    return replace(rank, start=rank.start - shift, end=rank.end - shift) if shift else rank
+def _correct_rank(rank: RankSpan, task: TaskSpan, shift: float) -> RankSpan:
+    moved = replace(rank, start=rank.start - shift, end=rank.end - shift)
+    return min(rank, moved, key=lambda one: max(0.0, task.started - one.start) + max(0.0, one.end - task.ended))

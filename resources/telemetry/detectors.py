@@ -118,7 +118,7 @@ def _merged_lengths(task: TaskTimeline) -> dict[str, float | str]:
     sources = (
         [task.span.facts] if "response_length_max" in task.span.facts else [rank.facts for rank in task.span.ranks]
     )
-    known = [facts for facts in sources if "response_length_max" in facts]
+    known = [facts for facts in sources if {"response_length_max", "response_length_p50"} <= facts.keys()]
     if not known:
         return {}
     rows = sum(facts.get("rows", 1) for facts in known)

@@ -245,7 +245,7 @@ def _rollout_profile(spans: Sequence[TaskSpan], run: RunRecord | None, notes: li
     edges, weights = _lengths([rank.facts for rank in ranks] + [span.facts for span in spans])
     points = [_decode_point(rank.facts, rank.work_seconds) for rank in ranks]
     points = [point for point in points if point[0] > 0]
-    gauged = [rank.facts for rank in ranks if "decode_step_seconds" in rank.facts]
+    gauged = [rank.facts for rank in ranks if {"decode_step_seconds", "decode_token_seconds"} <= rank.facts.keys()]
     if gauged:
         step = sum(facts["decode_step_seconds"] for facts in gauged) / len(gauged)
         token = sum(facts["decode_token_seconds"] for facts in gauged) / len(gauged)

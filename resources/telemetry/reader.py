@@ -1,7 +1,7 @@
 """Reads spans back, iteration by iteration, and says what is missing instead of failing.
 
 Tolerates a cut or garbled line, a run that stopped half-way, records of an older or newer version and several attempts
-of an iteration. Times come out on the controller's clock.
+of an iteration. Times come out on the controller's clock, those of an older version corrected by its clock records.
 """
 
 import os
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from resources.telemetry.clocks import correct_span
 from resources.telemetry.recorder import SPANS_FILE
-from resources.telemetry.spans import SCHEMA_VERSION, ClockRecord, IterationSpan, RunRecord, TaskSpan, decode
+from resources.telemetry.span_lines import decode
+from resources.telemetry.spans import SCHEMA_VERSION, ClockRecord, IterationSpan, RunRecord, TaskSpan
 
 _MAX_OPEN = 16
 """Iterations held open at once; older ones without an end record are given out. Async depth stays far below."""
@@ -73,6 +74,7 @@ class SpanReader:
                 elif isinstance(record, ClockRecord):
                     offsets = {**offsets, **record.offsets}
                 else:
+                    offsets = {}  # those of a process before this one; a run that goes on may be of a newer version
                     self._see_run(record)
         for key in sorted(open_iterations):
             yield self._closed(key, open_iterations[key], None)
@@ -123,7 +125,7 @@ class SpanReader:
         """What could not be read or was not there, in sentences."""
         notes = [note if count == 1 else f"{note} ({count} times)" for note, count in self._notes.items()]
         notes += [
-            f"clocks of nodes {' and '.join(nodes)} differ and no offset was recorded: {found[0]}; {len(found)}"
+            f"clocks of nodes {' and '.join(nodes)} differ by what no offset accounts for: {found[0]}; {len(found)}"
             f" such overlap{'s are' if len(found) > 1 else ' is'} cut"
             for nodes, found in self._clocks.items()
         ]

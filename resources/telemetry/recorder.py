@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from resources.telemetry.spans import Collect, Dispatch, RankSpan, Record, TaskSpan, Waits, encode
+from resources.telemetry.span_lines import encode
+from resources.telemetry.spans import Collect, Dispatch, RankSpan, Record, TaskSpan, Waits
 from resources.whole_lines import append_lines
 
 SPANS_FILE = "spans.jsonl"

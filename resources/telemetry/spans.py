@@ -1,14 +1,12 @@
 """Spans: what every task and every rank of a run measured, one JSON line a record in `RUN_DIR/spans.jsonl`.
 
-Times are seconds of one monotonic clock per node; `ClockRecord` lines bring them onto the controller's clock. Keys
-that are not fields are *facts* of the role (names and units in `facts.py`) and stand beside the fields in the JSON.
+Times are seconds of the controller's monotonic clock, wherever they were taken: a worker adds its offset before it
+answers, the controller takes off that of a task host. Keys that are not fields are *facts* of the role (names and units
+in `facts.py`) and stand beside the fields in the JSON.
 """
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Real
 from typing import Any, ClassVar
 
 SCHEMA_VERSION = 1
@@ -31,7 +29,7 @@ def _known(cls: type, record: Mapping[str, Any], names: frozenset[str]) -> tuple
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSpan:
-    """One rank's share of a task, on that rank's own node and clock.
+    """One rank's share of a task: on that rank's own node, by the controller's clock.
 
     >>> RankSpan(rank=0, start=1.0, end=3.0, communication_seconds=0.5).work_seconds
     1.5
@@ -108,9 +106,9 @@ class Collect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSpan:
-    """One task of one iteration: when it was submitted, ran and ended, and its ranks.
+    """One task of one iteration: when it was submitted, ran (in the task host on `node`) and ended, and its ranks.
 
-    `submitted` is the controller's clock, `started` and `ended` that of `node` (the task host's).
+    All by the controller's clock. Files with a `ClockRecord` are older: there `started` and `ended` are of `node`'s.
     """
 
     RECORD: ClassVar[str] = "task"
@@ -185,7 +183,10 @@ class IterationSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockRecord:
-    """Offsets of the nodes' clocks against the controller's: `controller time = node time - offset`."""
+    """Offsets of the nodes' clocks against the controller's: `controller time = node time - offset`.
+
+    Written by older versions, whose tasks stand in the file by the clock of their node; see `clocks.correct_span`.
+    """
 
     RECORD: ClassVar[str] = "clock"
 
@@ -269,9 +270,6 @@ _TASK_FIELDS = frozenset(f.name for f in fields(TaskSpan)) - {"facts"}
 _ITERATION_FIELDS = frozenset(f.name for f in fields(IterationSpan)) - {"facts"}
 _RUN_FIELDS = frozenset(f.name for f in fields(RunRecord)) - {"facts"}
 _NESTED = frozenset({"waits", "dispatch", "collect", "ranks", "upstream", "pools"})
-_KINDS: dict[str, type[TaskSpan] | type[IterationSpan] | type[ClockRecord] | type[RunRecord]] = {
-    kind.RECORD: kind for kind in (TaskSpan, IterationSpan, ClockRecord, RunRecord)
-}
 
 
 def _written(span: Any, names: frozenset[str]) -> dict[str, Any]:
@@ -288,63 +286,3 @@ def _written(span: Any, names: frozenset[str]) -> dict[str, Any]:
             f"facts {sorted(clash)} of a {type(span).__name__} have names of its fields; set the field instead"
         )
     return {**record, **span.facts}
-
-
-def encode(record: Record) -> str:
-    """One line of spans.jsonl, with its line end.
-
-    >>> decode(encode(IterationSpan(iteration=3, started=0.0, ended=2.5)))
-    IterationSpan(iteration=3, started=0.0, ended=2.5, attempt=1, facts={})
-    """
-    written = {"record": record.RECORD, **record.to_json()}
-    try:
-        return json.dumps(written, separators=(",", ":"), allow_nan=False, default=_as_number) + "\n"
-    except ValueError:  # a NaN among the facts must not end a run; JSON has no word for it but null
-        return json.dumps(_finite(written), separators=(",", ":"), allow_nan=False, default=_as_number) + "\n"
-
-
-def _as_number(value: object) -> float | str:
-    """numpy's numbers are registered as real; anything else is told in words."""
-    return float(value) if isinstance(value, Real) else str(value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, Real) and not math.isfinite(float(value)) else value
-
-
-def decode(line: str | bytes) -> Record:
-    """The record of one line; one without `record` is a task. Raises ValueError, with what is wrong, else."""
-    record = json.loads(line, parse_constant=_no_number)
-    if not isinstance(record, dict):
-        raise ValueError(f"a record is a JSON object, not {type(record).__name__}")
-    kind = _KINDS.get(record.get("record", TaskSpan.RECORD))
-    if kind is None:
-        raise ValueError(f"record {record['record']!r} is unknown here; known are {sorted(_KINDS)}")
-    try:
-        read = kind.from_json(record)
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"{kind.RECORD} record: {error}") from error
-    _check_times(read)
-    return read
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _check_times(record: Record) -> None:
-    """Whoever adds up times must never meet one that is not there: a null is what a NaN becomes on its way."""
-    times: list[tuple[str, object]] = []
-    if isinstance(record, TaskSpan):
-        times = [("started", record.started), ("ended", record.ended)]
-        times += [("submitted", record.submitted)] if record.submitted is not None else []
-        times += [(f"ranks.{rank.rank}.{end}", getattr(rank, end)) for rank in record.ranks for end in ("start", "end")]
-    elif isinstance(record, IterationSpan):
-        times = [("started", record.started), ("ended", record.ended)]
-    for name, value in times:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{record.RECORD} record: {name} is {value!r}; it is a time in seconds")

@@ -267,7 +267,7 @@ def _weights_seconds(span: TaskSpan, queue: float, ready: float, execute_start: 
     An engine that took its weights before the task was ready held up nobody. Without an engine's own account, what the
     task says.
     """
-    ranks = [rank for rank in span.ranks if "weights_seconds" in rank.facts]
+    ranks = [rank for rank in span.ranks if {"weights_seconds", "weights_age_seconds"} <= rank.facts.keys()]
     if not ranks:
         return span.waits.weights, 0.0
     last = min(ranks, key=lambda rank: rank.facts["weights_age_seconds"])

@@ -54,7 +54,7 @@ class RewardWorker:
         self._moments = Moments()
         self._scored: dict[str, TensorDict] = {}
         self._loop = RewardLoop(
-            self._graders, reward.processes, build_backends(graders, reward.processes, self.world_size)
+            self._graders, reward.processes, build_backends(graders, reward.processes, self.rank, self.world_size)
         )
 
     @dispatch(Dispatch.PER_RANK, split=("rows",))

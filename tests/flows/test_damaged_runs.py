@@ -150,6 +150,30 @@ def test_spans_with_a_time_that_is_none_are_left_out(word: str, run: Path, capsy
 
 
 @pytest.mark.parametrize(
+    "damage",
+    [
+        '"queue_seconds":null',
+        '"communication_seconds":null',
+        '"weights_seconds":1.0,"weights_age_seconds":null',
+        '"weights_age_seconds":1.0,"weights_seconds":null',
+    ],
+)
+def test_reports_and_what_ifs_go_on_over_a_rank_whose_duration_is_null(
+    damage: str, run: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A duration of its own costs the task's line; a fact costs itself."""
+    lines = (run / "spans.jsonl").read_text().splitlines()
+    damaged = [line.replace('"ranks":[{', f'"ranks":[{{{damage},') for line in lines if '"task":"reference"' in line]
+    others = [line for line in lines[1:] if '"task":"reference"' not in line]
+    (run / "spans.jsonl").write_text("\n".join([lines[0], *damaged, *others]) + "\n")
+    assert main(["report", str(run)]) == 0
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "2 complete iterations" in told
+    assert ("2 lines could not be read" in told) == ("weights" not in damage)
+    assert main(["whatif", str(run), "--set", "rollout.group_size=2"]) == 0
+
+
+@pytest.mark.parametrize(
     ("change", "why"),
     [
         ("rollout.group_size=1000000000000", "it is a whole number from 1 to 1000000"),

@@ -38,7 +38,7 @@ def grade(responses: list[str], answer: Any = TESTS, *, is_partial: bool = False
         read_sample(FinishedRow(row_id=row, group_id=row, record=record, response_ids=(1,)), f"```python\n{text}\n```")
         for row, text in enumerate(responses)
     ]
-    loop = RewardLoop([one], 2, build_backends([one], 2, 1))
+    loop = RewardLoop([one], 2, build_backends([one], 2))
     try:
         found = loop.finish("b", samples, 120.0).grades
     finally:

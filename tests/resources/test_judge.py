@@ -4,10 +4,13 @@ import asyncio
 import json
 import math
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from resources import rate_limits
 from resources.grader_backends import build_backends
 from resources.graders import FinishedRow, Grader, Sample, Secret, read_sample
 from resources.judge import HttpSettings, JudgeSettings, read_number
@@ -37,7 +40,7 @@ def grade(settings: Any, responses: list[str], **grader: Any) -> list[float | st
     """Scores, or the text of the failure."""
     kind = "judge" if isinstance(settings, JudgeSettings) else "http"
     one = Grader(**{"name": "j", "kind": kind, "backend": settings, "timeout_seconds": 10.0, **grader})
-    loop = RewardLoop([one], 1, build_backends([one], 1, 1))
+    loop = RewardLoop([one], 1, build_backends([one], 1))
     try:
         found = loop.finish("b", [sample(row, text) for row, text in enumerate(responses)], 120.0).grades
     finally:
@@ -102,6 +105,26 @@ def test_no_more_requests_than_allowed_are_under_way(serve: Serve):
     assert service.most_active == 3
 
 
+@pytest.mark.parametrize(("limit", "workers", "shares"), [(5, 2, [3, 2]), (4, 4, [1, 1, 1, 1]), (7, 3, [3, 2, 2])])
+@pytest.mark.parametrize("kind", ["judge", "http"])
+def test_workers_share_the_requests_at_a_time_to_the_last_one(kind: str, limit: int, workers: int, shares: list[int]):
+    settings = judge("http://h", max_concurrency=limit) if kind == "judge" else HttpSettings(url="http://h")
+    one = Grader(name="g", kind=kind, backend=replace(settings, max_concurrency=limit))
+    assert [build_backends([one], 1, rank, workers)["g"].workers for rank in range(workers)] == shares
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_limit_that_leaves_a_worker_no_request_is_refused(rank: int):
+    one = Grader(name="g", kind="http", backend=HttpSettings(url="http://h", max_concurrency=3))
+    with pytest.raises(ValueError, match="max_concurrency is 3 and there are 4 reward workers"):
+        build_backends([one], 1, rank, 4)
+
+
+def test_each_worker_has_a_judge_that_it_serves_itself_alone():
+    one = Grader(name="g", kind="judge", backend=judge("", max_concurrency=3))
+    assert build_backends([one], 1, 3, 4)["g"].workers == 3
+
+
 def test_an_unreachable_judge_is_an_error_with_its_address():
     [text] = grade(judge("http://user:pass@127.0.0.1:9/v1", max_retries=1), ["a"])
     assert text == "grader 'j', error: http://127.0.0.1:9/v1/chat/completions cannot be asked: ConnectError"
@@ -155,6 +178,65 @@ def test_limits_spread_requests_over_time():
 
     times = asyncio.run(body())
     assert all(when >= (index + 1 - 20) / 20 - 0.01 for index, when in enumerate(times))
+
+
+@pytest.mark.parametrize(("per_minute", "workers", "units"), [(1200, 4, 1), (1200, 1, 1), (150, 4, 1), (6000, 3, 250)])
+def test_workers_together_admit_no_larger_burst_and_no_more_a_second_than_one(
+    per_minute: float, workers: int, units: float, monkeypatch: pytest.MonkeyPatch
+):
+    """All begin at once, twice, with a pause in which any burst fills; in time that only their own waits move on."""
+    admitted = [
+        when for rank in range(workers) for when in admissions(RateLimit(per_minute, rank, workers), units, monkeypatch)
+    ]
+    alone = admissions(RateLimit(per_minute), units, monkeypatch, workers * REQUESTS)
+    assert sorted(admitted) == pytest.approx(alone)
+
+
+REQUESTS = 6
+
+
+def admissions(limit: RateLimit, units: float, monkeypatch: pytest.MonkeyPatch, count: int = REQUESTS) -> list[float]:
+    """When a limit lets `count` requests go that come at moment 1000, and as many that come at 9000."""
+    now = 1000.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def ask() -> list[float]:
+        nonlocal now
+        times: list[float] = []
+        for begin in (1000.0, 9000.0):
+            now = begin
+            for _ in range(count):
+                await limit.take(units)
+                times.append(now)
+        return times
+
+    monkeypatch.setattr(rate_limits, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(rate_limits, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
+    return asyncio.run(ask())
+
+
+def test_a_worker_that_asks_less_often_than_it_may_does_not_wait(monkeypatch: pytest.MonkeyPatch):
+    now = 1000.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def ask() -> list[float]:
+        nonlocal now
+        limit, times = RateLimit(60, 3, 4), []
+        for _ in range(4):
+            await limit.take(1)
+            times.append(now)
+            now += 5.0  # what the service takes; its share is a request in four seconds
+        return times
+
+    monkeypatch.setattr(rate_limits, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(rate_limits, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
+    assert asyncio.run(ask()) == [1003.0, 1008.0, 1013.0, 1018.0]
 
 
 def test_a_large_request_goes_on_credit_and_the_next_one_waits():

@@ -88,6 +88,15 @@ def test_lines_of_an_open_iteration_are_cut(run_dir: Path):
     assert [line["iteration"] for line in read_lines(run.spans)] == [0, 1]
 
 
+def test_a_line_whose_iteration_is_no_number_is_cut_and_one_without_is_kept(run_dir: Path):
+    run = RunDirectory.create(run_dir, "demo")
+    lines = ['{"record": "run"}', '{"iteration": 0}', '{"iteration": 7}']
+    lines += [f'{{"iteration": {word}}}' for word in ("null", '"0"', "[0]", "0.5", "true", "9" * 5000)]
+    run.spans.write_text("\n".join([*lines, "[" * 100_000, '{"iteration": 1}', ""]))
+    run.cut_after(run.spans, 2)
+    assert list(read_lines(run.spans)) == [{"record": "run"}, {"iteration": 0}, {"iteration": 1}]
+
+
 def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match=r"demo cannot be made: Not a directory; choose another folder"):

@@ -131,7 +131,8 @@ def checked(*graders: str) -> str:
         ("kind: sandbox, options: {wall_seconds: 0}", "wall_seconds 0; a limit is a number above 0"),
         ("kind: sandbox, options: {memory_bytes: -1}", "memory_bytes -1; a limit is a number above 0"),
         ("kind: sandbox, options: {processes: '3'}", "processes '3'; a limit is a number above 0"),
-        ("kind: http, url: 'http://h', options: {max_concurrency: 0}", "max_concurrency 0; it is a number from 1 on"),
+        ("kind: http, url: 'http://h', options: {max_concurrency: 0}", "max_concurrency 0; it is a whole number from"),
+        ("kind: http, url: 'http://h', options: {max_concurrency: 2.5}", "2.5; it is a whole number from 1 on"),
         ("kind: http, url: 'http://h', options: {first_pause_seconds: -1}", "it is a number from 0 on"),
         ("kind: judge, judge: {base_url: 'http://h', api_key_env: NO_SUCH_KEY_HERE}", "NO_SUCH_KEY_HERE, which is not"),
     ],
@@ -140,6 +141,34 @@ def test_what_a_grader_would_raise_for_each_response_is_told_before_the_start(gr
     told = checked("{name: good, function: exact_answer}", f"{{name: g, {grader}}}")
     assert told.startswith("quickstart: 1 problem\n  reward.graders.1: ")
     assert said in told
+
+
+@pytest.mark.parametrize(
+    ("grader", "setting"),
+    [
+        ("kind: judge, judge: {base_url: 'http://h/v1', max_concurrency: 3}", "judge.max_concurrency"),
+        ("kind: http, url: 'http://h', options: {max_concurrency: 3}", "options.max_concurrency"),
+    ],
+)
+def test_more_reward_workers_than_a_service_takes_requests_are_refused(grader: str, setting: str):
+    def four_workers(workers: int) -> RunConfig:
+        pools = "pools={main: {nodes: [1], cpus_per_bundle: 2}, graders: {nodes: [4]}}"
+        roles = f"roles.reward={{pool: graders, workers: {workers}}}"
+        return load_config("quickstart", [f"reward.graders=[{{name: g, {grader}}}]", pools, roles])
+
+    with pytest.raises(ConfigError) as caught:
+        check_graders(four_workers(4))
+    told = str(caught.value)
+    assert "grader 'g' has max_concurrency 3 for the 4 workers of roles.reward together" in told
+    assert f"raise {setting} to 4, or set roles.reward.workers to 3 or less" in told
+    check_graders(four_workers(2))
+
+
+def test_a_judge_that_each_worker_serves_itself_may_have_more_of_them_than_it_takes_requests():
+    judge = "judge: {serve: {path: /judge}, max_concurrency: 1}"
+    pools = "pools={main: {nodes: [1], cpus_per_bundle: 2}, graders: {nodes: [4]}}"
+    grader = f"reward.graders=[{{name: g, kind: judge, {judge}}}]"
+    check_graders(load_config("quickstart", [grader, pools, "roles.reward={pool: graders, workers: 4}"]))
 
 
 def test_every_grader_that_cannot_be_built_is_told():

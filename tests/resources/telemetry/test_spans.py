@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from resources.telemetry.clocks import ClockOffset, RoundTrip, correct_span, estimate_offset
 from resources.telemetry.reader import SpanReader
 from resources.telemetry.recorder import SPANS_FILE, SpanFile, TaskTimer
+from resources.telemetry.span_lines import decode, encode
 from resources.telemetry.spans import (
     ClockRecord,
     Collect,
@@ -25,8 +26,6 @@ from resources.telemetry.spans import (
     RunRecord,
     TaskSpan,
     Waits,
-    decode,
-    encode,
 )
 from resources.telemetry.timers import Timers
 from tests.resources.telemetry.scenarios import iteration, run_record, write_run
@@ -195,15 +194,21 @@ def test_no_round_trip_and_a_backward_one_are_refused():
         estimate_offset([RoundTrip(sent=2.0, remote=0.0, received=1.0)])
 
 
-def test_a_span_is_brought_onto_the_controllers_clock_node_by_node():
+@pytest.mark.parametrize("offset", [100.0, -7200.0, 1.5])
+def test_an_older_span_comes_onto_the_controllers_clock_whichever_clock_its_ranks_were_told_by(offset: float):
+    """Workers told the controller's, which is right as it stands, whatever their node; rollout servers their host's."""
     span = TaskSpan(
-        iteration=0, task="t", node="a", submitted=1.0, started=101.0, ended=104.0,
-        ranks=(RankSpan(rank=0, start=102.0, end=103.0), RankSpan(rank=1, start=52.0, end=53.5, node="b")),
+        iteration=0, task="t", node="a", submitted=1.0, started=1.0 + offset, ended=4.0 + offset,
+        ranks=(
+            RankSpan(rank=0, start=2.0, end=3.0),
+            RankSpan(rank=1, start=1.0, end=3.5, node="b"),
+            RankSpan(rank=2, start=1.0 + offset, end=4.0 + offset),
+        ),
     )  # fmt: skip
-    corrected = correct_span(span, {"a": 100.0, "b": 50.0})
+    corrected = correct_span(span, {"a": offset, "b": 50.0})
     assert (corrected.submitted, corrected.started, corrected.ended) == (1.0, 1.0, 4.0)
-    assert [(rank.start, rank.end) for rank in corrected.ranks] == [(2.0, 3.0), (2.0, 3.5)]
-    assert correct_span(span, {}) is span
+    assert [(rank.start, rank.end) for rank in corrected.ranks] == [(2.0, 3.0), (1.0, 3.5), (1.0, 4.0)]
+    assert correct_span(span, {"b": 50.0}) is span
 
 
 def read(folder: Path) -> tuple[SpanReader, list[tuple[int, int, int, bool]]]:
@@ -304,6 +309,20 @@ def test_clocks_are_corrected_by_the_record_before_the_spans(tmp_path: Path):
     assert reader.missing == ()
 
 
+def test_an_older_run_that_a_newer_version_resumed_is_corrected_up_to_there(tmp_path: Path):
+    (tasks, span), (later, later_span) = iteration(0), iteration(1, 20.0)
+    old = [replace(task, node="b", started=task.started + 7200.0, ended=task.ended + 7200.0) for task in tasks]
+    file = SpanFile(tmp_path / SPANS_FILE)
+    file.append(run_record(), ClockRecord(offsets={"b": 7200.0}, errors={"b": 0.001}), *old, span)
+    file.append(run_record(), *(replace(task, node="b") for task in later), later_span)
+    first, second = SpanReader(path=tmp_path).iterations()
+    for record, wanted in ((first, tasks), (second, later)):
+        assert [task.ended for task in record.tasks] == pytest.approx([task.ended for task in wanted])
+        assert [rank.end for task in record.tasks for rank in task.ranks] == [
+            rank.end for task in wanted for rank in task.ranks
+        ]
+
+
 def test_clocks_that_differ_without_an_offset_are_reported(tmp_path: Path):
     tasks, span = iteration(0)
     skewed = [
@@ -315,7 +334,7 @@ def test_clocks_that_differ_without_an_offset_are_reported(tmp_path: Path):
     write_run(tmp_path, [(skewed, span)], run_record())
     reader, _ = read(tmp_path)
     assert reader.missing == (
-        "clocks of nodes a and b differ and no offset was recorded: reward starts 1.99 s before rollout ended;"
+        "clocks of nodes a and b differ by what no offset accounts for: reward starts 1.99 s before rollout ended;"
         " 1 such overlap is cut",
     )
 

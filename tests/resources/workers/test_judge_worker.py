@@ -32,7 +32,7 @@ def test_each_response_gets_the_number_that_the_served_model_says(tmp_path: Path
     )
     settings = JudgeSettings(base_url="", model="judge", prompt="{response}?", max_retries=0)
     grader = Grader(name="critic", kind="judge", backend=settings)
-    loop = RewardLoop([grader], 1, build_backends([grader], 1, 1))
+    loop = RewardLoop([grader], 1, build_backends([grader], 1))
     try:
         found = loop.finish("b", [sample(0, "good"), sample(1, "bad"), sample(2, "x" * 60)], 60.0).grades
     finally:
