@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from configs.layout import placed, process_groups
 from configs.model import ModelShape
+from configs.pools import PoolConfig
 from configs.run import RunConfig
 from resources.batch_algebra import BatchAlgebra
 from resources.memory import (
@@ -104,11 +105,33 @@ def _capacity(config: RunConfig, placement: Placement | NoFit, pool: str, bundle
             1 for other in placement.pools.values() for place in other.bundles if place.node_id == node.node_id
         )
         return int(node.free["memory"] / beside)
+    return accelerator_bytes(shape, node)
+
+
+def accelerator_bytes(pool: PoolConfig, node: NodeResources | None) -> int | None:
+    """Accelerator memory behind a bundle of the pool on this node; None where nobody tells."""
     if node is not None and ACCELERATOR_MEMORY_LABEL in node.labels:
-        return int(int(node.labels[ACCELERATOR_MEMORY_LABEL]) * shape.accelerators_per_bundle)
-    known = shape.accelerator_type or (node.accelerator_type if node is not None else None)
+        return int(int(node.labels[ACCELERATOR_MEMORY_LABEL]) * pool.accelerators_per_bundle)
+    known = pool.accelerator_type or (node.accelerator_type if node is not None else None)
     size = ACCELERATOR_GIB.get(known or "")
-    return None if size is None else int(size * 2**30 * shape.accelerators_per_bundle)
+    return None if size is None else int(size * 2**30 * pool.accelerators_per_bundle)
+
+
+def least_accelerator_bytes(
+    pools: Mapping[str, PoolConfig], nodes_of: Mapping[str, Sequence[NodeResources | None]]
+) -> int:
+    """Accelerator memory behind the smallest bundle; 0 without accelerators, or where one bundle's is not known.
+
+    `nodes_of`: pool -> the node of each of its bundles.
+    """
+    found = [
+        accelerator_bytes(pool, node)
+        for name, pool in pools.items()
+        if pool.accelerator != "none"
+        for node in nodes_of[name]
+    ]
+    known = [size for size in found if size is not None]
+    return min(known, default=0) if len(known) == len(found) else 0
 
 
 def _node_of(placement: Placement | NoFit, pool: str, bundle: int) -> NodeResources | None:

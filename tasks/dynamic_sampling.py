@@ -129,13 +129,16 @@ def rows_of(replies: Replies) -> Rows:
     return Rows(replies.shards, sorted(row for shard in replies.shards for row in shard.row_ids))
 
 
-def baseline_shards(at: Stamp, sampled: Replies, policy_version: int, skip: Sequence[str]) -> tuple[Replies, Replies]:
-    """ReMax: the greedy response to each prompt, and `baseline_scores` for the rows of `sampled`, its score."""
+def baseline_shards(
+    at: Stamp, sampled: Replies, policy_version: int, skip: Sequence[str]
+) -> tuple[Replies, Replies, Replies]:
+    """ReMax: the greedy response to each prompt, its score, and that as `baseline_scores` for the rows of `sampled`."""
     greedy = sample(at.epoch, at.start, at.count, at.iteration, policy_version, skip, greedy=True)
-    scored = rows_of(score_rows(rows_of(greedy), f"{at.batch_id}-greedy")).load(("scores", "group_ids"))
-    by_group = dict(zip(scored["group_ids"].tolist(), scored["scores"].tolist(), strict=True))
+    scored = score_rows(rows_of(greedy), f"{at.batch_id}-greedy")
+    scores = rows_of(scored).load(("scores", "group_ids"))
+    by_group = dict(zip(scores["group_ids"].tolist(), scores["scores"].tolist(), strict=True))
     baselines = call("advantage", "apply", partial(_baselines, by_group=by_group), rows_of(sampled), is_bulk=True)
-    return greedy, baselines
+    return greedy, scored, baselines
 
 
 def _baselines(rows: TensorDictBase, *, by_group: Mapping[int, float]) -> tuple[dict[str, float], TensorDict]:
@@ -159,7 +162,7 @@ def _take(filling: _Filling, sampled: Replies, scored: Replies) -> None:
     filling.shards += [*sampled.shards, *scored.shards]
     filling.statuses += sampled.statuses
     filling.scored += scored.statuses
-    filling.spans += sampled.spans
+    filling.spans += (*sampled.spans, *scored.spans)
 
 
 def _result(at: Stamp, filling: _Filling, position: Mapping[str, Any], rounds: int) -> StepResult:
@@ -178,7 +181,7 @@ def _result(at: Stamp, filling: _Filling, position: Mapping[str, Any], rounds: i
         "rollout/groups_sampled": float(filling.num_sampled),
         "rollout/groups_kept": float(len(chosen)),
     }
-    facts = {"next_position": position, **reward_facts(filling.scored)}
+    facts = {"next_position": position, **reward_facts(filling.scored, filling.spans)}
     handle = host().add(at.batch_id, [part for part in parts if part.row_ids])
     return StepResult(handle=handle, metrics=metrics, facts=facts, spans=filling.spans)
 

@@ -14,11 +14,13 @@ from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from configs.layout import process_groups, styles
+from configs.layout import num_workers, placed, process_groups, styles
 from configs.run import RunConfig
+from resources.bundle_memory import least_accelerator_bytes
 from resources.casting import Casting, duties_of, start_process_group
 from resources.frozen_heap import frozen_heap
 from resources.import_paths import add_import_paths
+from resources.inventory import live_nodes
 from resources.run_directory import STARTED, RunDirectory, is_run_folder, read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import PoolRecord, RunRecord
@@ -189,9 +191,11 @@ def _run_record(run: Session) -> RunRecord:
     """What the report and the what-if need to know of the hardware and the batch."""
     config = run.config
     roles = pools_of_roles(config)
+    tensor_parallel = placed(config, "rollout").tensor_parallel
     return RunRecord(
         run=run.directory.run_id,
         cores_per_node=float(run.hosts.num_cores()),
+        accelerator_bytes=_accelerator_bytes(run),
         pools={
             name: PoolRecord(
                 ranks=pool.size, accelerator=pool.accelerator, nodes=len(run.cluster.pools[name].node_counts)
@@ -204,5 +208,16 @@ def _run_record(run: Session) -> RunRecord:
         group_size=config.rollout.group_size,
         max_running_sequences=config.rollout.max_running_sequences,
         async_depth=config.async_depth,
+        rollout_engines=num_workers(config, "rollout") // tensor_parallel,
+        rollout_tensor_parallel=tensor_parallel,
         refused=run.refused_changes,
     )
+
+
+def _accelerator_bytes(run: Session) -> int:
+    """Memory of the smallest accelerator bundle as the cluster tells it; 0 where it does not."""
+    if all(pool.accelerator == "none" for pool in run.config.pools.values()):
+        return 0
+    live, pools = {node.node_id: node for node in live_nodes()}, run.cluster.pools
+    nodes_of = {name: [live.get(one.place.node_id) for one in pools[name].bundles] for name in run.config.pools}
+    return least_accelerator_bytes(run.config.pools, nodes_of)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from resources.rows import ShardRef
@@ -81,7 +81,7 @@ class Call:
             for span in self.pending.spans
         )
         data = [answer[1] for answer in answers] if self.is_bulk else []
-        return Replies(statuses=statuses, data=data, spans=spans)
+        return Replies(statuses=statuses, data=data, spans=tuple(replace(span, duty=self.duty) for span in spans))
 
 
 def send(duty: str, method: str, *args: Any, is_bulk: bool = False, **kwargs: Any) -> Call:

@@ -7,6 +7,7 @@ from resources.curriculum import decode_solved
 from tasks.dynamic_sampling import baseline_shards, sample, sample_until_full
 from tasks.host import host
 from tasks.replies import call
+from tasks.reward import grader_facts
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
 
@@ -35,13 +36,13 @@ def rollout(at: Stamp, policy_version: int, solved: str = "") -> StepResult:
     result = replies.keep(at.batch_id, next_position=replies.agreed("next_position"))
     if config.algorithm.name != "remax":
         return result
-    greedy, baselines = baseline_shards(at, replies, policy_version, skip)
+    greedy, scored, baselines = baseline_shards(at, replies, policy_version, skip)
     extra = baselines.keep(at.batch_id)
     return StepResult(
         handle=result.handle,
         metrics={**result.metrics, **extra.metrics},
-        facts=result.facts,
-        spans=(*result.spans, *greedy.spans),
+        facts={**result.facts, **grader_facts(scored.statuses, scored.spans)},
+        spans=(*result.spans, *greedy.spans, *scored.spans, *extra.spans),
     )
 
 

@@ -70,7 +70,7 @@ def step(
     def decorate(fn: Callable[..., StepResult]) -> Step:
         task_name = name or fn.__name__.replace("_", "-")
         made = Step(
-            _body(fn),
+            _body(fn, role),
             name=task_name,
             task_run_name=_run_name(task_name),
             cache_policy=NO_CACHE,
@@ -97,7 +97,7 @@ def readers_of(steps: Iterable[Step]) -> dict[str, tuple[str, ...]]:
     return {column: tuple(names) for column, names in sorted(table.items())}
 
 
-def _body(fn: Callable[..., StepResult]) -> Callable[..., StepResult]:
+def _body(fn: Callable[..., StepResult], role: str) -> Callable[..., StepResult]:
     @functools.wraps(fn)
     def body(*args: Any, **kwargs: Any) -> StepResult:
         from tasks.host import measure_body
@@ -110,7 +110,8 @@ def _body(fn: Callable[..., StepResult]) -> Callable[..., StepResult]:
                 raise TypeError(f"step {fn.__qualname__} returned {type(result).__name__}; a step returns a StepResult")
             if measured is None:
                 return result
-            measured.ranks = result.spans
+            # Most ranks are the role's own, and of a long run there are very many: nothing need say so.
+            measured.ranks = tuple(replace(one, duty="") if one.duty == role else one for one in result.spans)
         return replace(result, spans=())
 
     return body

@@ -13,7 +13,7 @@ from tasks.dynamic_sampling import rows_of
 from tasks.environment import environment_options
 from tasks.host import host
 from tasks.on_samples import EVERY_SOURCE, summarise_evaluation
-from tasks.replies import call
+from tasks.replies import Replies, call
 from tasks.reward import score_rows
 from tasks.stamp import Stamp
 from tasks.step import StepResult, step
@@ -46,9 +46,9 @@ def validation(at: Stamp, policy_version: int) -> StepResult:
         )
         rows, batch_id = rows_of(sampled), f"{at.batch_id}-{policy_version}-{name}"
         scored = score_rows(rows, batch_id, is_validation=True)
-        told = _summarise(Rows([*rows.shards, *scored.shards], rows.row_ids))
-        metrics |= validation_metrics(told, name, num_samples)
-        spans += [*sampled.spans, *scored.spans]
+        summary = _summarise(Rows([*rows.shards, *scored.shards], rows.row_ids))
+        metrics |= validation_metrics(summary.statuses[0]["answer"], name, num_samples)
+        spans += [*sampled.spans, *scored.spans, *summary.spans]
     return StepResult(metrics=metrics, spans=tuple(spans))
 
 
@@ -74,7 +74,7 @@ def validation_metrics(told: Mapping[str, Mapping[str, float]], name: str, num_s
     return metrics
 
 
-def _summarise(rows: Rows) -> dict[str, dict[str, float]]:
+def _summarise(rows: Rows) -> Replies:
     config = host().config
     fn = partial(summarise_evaluation, seed=stream_seed(config.seed, "bootstrap"))
-    return call("reward", "report", fn, rows).statuses[0]["answer"]
+    return call("reward", "report", fn, rows)

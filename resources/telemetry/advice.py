@@ -96,7 +96,7 @@ _EVIDENCE: dict[Cause, str] = {
     ),
     Cause.HEAVY_CRITIC: "critic tasks took {seconds:.2f} s, {ratio:.1f} times the actor's {actor_seconds:.2f} s",
     Cause.SLOW_REFERENCE: (
-        "reference took {seconds:.2f} s, {ratio:.1f} times the actor's log-probs ({actor_seconds:.2f} s) on "
+        "reference took {seconds:.2f} s, {ratio:.1f} times the actor's {against} ({actor_seconds:.2f} s) on "
         "the same tokens"
     ),
     Cause.SERIALISE: "{serialise_seconds:.2f} s of serialising {bytes_text}",

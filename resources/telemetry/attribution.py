@@ -6,17 +6,10 @@ Pure functions of spans. Every role's parts are a partition of the step, so they
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from resources.telemetry.intervals import length, subtract, union
 from resources.telemetry.spans import CONTROLLER, TaskSpan
-from resources.telemetry.timeline import (
-    BUSY,
-    TRANSFER,
-    Kind,
-    Segment,
-    TaskTimeline,
-    Timeline,
-    build_timeline,
-    role_of,
-)
+from resources.telemetry.task_ranks import count_ranks, own_ranks, role_of, role_of_rank
+from resources.telemetry.timeline import BUSY, TRANSFER, Kind, Segment, TaskTimeline, Timeline, build_timeline
 
 _LEAST_WAIT = 0.005
 _WAITS_SHOWN = 4
@@ -97,7 +90,11 @@ def attribute(
     paths = {key: timeline.path_to(key) for key in timeline.tasks}
     overlapping = [span for span in others if span.ended > timeline.start and span.started < timeline.end]
     names = list(
-        dict.fromkeys([task.role for task in timeline.tasks.values()] + [role_of(span) for span in overlapping])
+        dict.fromkeys(
+            [task.role for task in timeline.tasks.values()]
+            + [s.role for task in timeline.tasks.values() for s in task.segments if s.kind in BUSY]
+            + [role for span in overlapping for role in sorted(_roles_in(span))]
+        )
     )
     return timeline, IterationTimes(
         iteration=tasks[0].iteration if tasks else -1,
@@ -134,13 +131,11 @@ def critical_path(timeline: Timeline) -> list[Segment]:
     return path
 
 
-def rank_skew(span: TaskSpan) -> tuple[float, int]:
-    """(largest / lower-median own work of the ranks, the slowest rank); (1.0, -1) for fewer than two ranks."""
-    if len(span.ranks) < 2:
-        return 1.0, -1
-    work = sorted((rank.work_seconds, rank.rank) for rank in span.ranks)
-    median = work[(len(work) - 1) // 2][0]
-    return (work[-1][0] / median if median > 0 else 1.0), work[-1][1]
+def rank_skew(span: TaskSpan) -> float:
+    """Largest over lower-median own work of the task's own ranks, all their calls together; 1 for fewer than two."""
+    work = sorted(rank.work_seconds for rank in own_ranks(span))
+    median = work[(len(work) - 1) // 2] if work else 0.0
+    return work[-1] / median if median > 0 else 1.0
 
 
 def _task_time(timeline: Timeline, key: str) -> TaskTime:
@@ -151,8 +146,8 @@ def _task_time(timeline: Timeline, key: str) -> TaskTime:
         pool=task.span.pool,
         start=task.execute_start - timeline.start,
         seconds=task.execute_end - task.execute_start,
-        num_ranks=len(task.span.ranks),
-        skew=rank_skew(task.span)[0],
+        num_ranks=count_ranks(task.span),
+        skew=rank_skew(task.span),
     )
 
 
@@ -160,29 +155,37 @@ def _role_time(
     role: str, timeline: Timeline, paths: Mapping[str, list[Segment]], others: Sequence[TaskSpan]
 ) -> RoleTime:
     own = [task for task in timeline.tasks.values() if task.role == role]
-    busy = [(s.start, s.end) for task in own for s in task.segments if s.kind in BUSY]
+    busy = [(s.start, s.end) for task in timeline.tasks.values() for s in task.segments if _is_work_of(role, s)]
     transfer = [(s.start, s.end) for task in own for s in task.segments if s.kind in TRANSFER]
     for span in others:
-        if role_of(span) == role:
-            begin, end = (
-                min((r.start for r in span.ranks), default=span.started),
-                max((r.end for r in span.ranks), default=span.ended),
-            )
+        if role in _roles_in(span):
+            ranks = [rank for rank in span.ranks if role_of_rank(span, rank) == role]
+            begin = min((rank.start for rank in ranks), default=span.started)
+            end = max((rank.end for rank in ranks), default=span.ended)
             busy.append((max(begin, timeline.start), min(end, timeline.end)))
-    busy = _union(busy)
-    transfer = _subtract(_union(transfer), busy)
-    free = _subtract([(timeline.start, timeline.end)], _union(busy + transfer))
+    busy = union(busy)
+    transfer = subtract(union(transfer), busy)
+    free = subtract([(timeline.start, timeline.end)], union(busy + transfer))
     waiting: dict[str, float] = {}
     if role == "rollout":  # the engines stand still while their next weights come
-        syncing = _union([(s.start, s.end) for t in timeline.tasks.values() for s in t.segments if _is_sync(t, s)])
-        left = _subtract(free, syncing)
-        if _length(left) < _length(free):
-            waiting["weights"] = _length(free) - _length(left)
+        syncing = union([(s.start, s.end) for t in timeline.tasks.values() for s in t.segments if _is_sync(t, s)])
+        left = subtract(free, syncing)
+        if length(left) < length(free):
+            waiting["weights"] = length(free) - length(left)
         free = left
     idle = 0.0
     for begin, end in free:
         idle += _charge_waits(begin, end, [task.key for task in own], timeline, paths, waiting)
-    return RoleTime(role=role, busy=_length(busy), transfer=_length(transfer), waiting=waiting, idle=idle)
+    return RoleTime(role=role, busy=length(busy), transfer=length(transfer), waiting=waiting, idle=idle)
+
+
+def _roles_in(span: TaskSpan) -> set[str]:
+    """Roles whose ranks worked for the task; its own where it had none."""
+    return {role_of_rank(span, rank) for rank in span.ranks} or {role_of(span)}
+
+
+def _is_work_of(role: str, segment: Segment) -> bool:
+    return segment.role == role and segment.kind in BUSY
 
 
 def _is_sync(task: TaskTimeline, segment: Segment) -> bool:
@@ -222,35 +225,3 @@ def _blamed(segment: Segment, waiter: str) -> str:
     if segment.kind is Kind.QUEUE:
         return "queue" if segment.role == waiter else segment.role
     return segment.role
-
-
-def _union(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _subtract(
-    intervals: Sequence[tuple[float, float]], holes: Sequence[tuple[float, float]]
-) -> list[tuple[float, float]]:
-    """Both ascending and disjoint."""
-    left: list[tuple[float, float]] = []
-    for begin, end in intervals:
-        cursor = begin
-        for hole_begin, hole_end in holes:
-            if hole_end <= cursor or hole_begin >= end:
-                continue
-            if hole_begin > cursor:
-                left.append((cursor, hole_begin))
-            cursor = max(cursor, hole_end)
-        if cursor < end:
-            left.append((cursor, end))
-    return left
-
-
-def _length(intervals: Sequence[tuple[float, float]]) -> float:
-    return sum(end - begin for begin, end in intervals)

@@ -35,6 +35,9 @@ GRADER_CAUSES = frozenset(
     {Cause.SLOW_GRADER, Cause.RARE_SLOW_GRADER, Cause.SLOW_REWARD_MODEL, Cause.SLOW_JUDGE, Cause.SLOW_SANDBOX}
 )
 
+STEP_WIDE_CAUSES = frozenset({Cause.FETCH, Cause.HANGING_TASK})
+"""Their excess is of every task that has it, so over a run they are one cause, whoever is the dearest in which step."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thresholds:

@@ -4,13 +4,24 @@ Pure. A cause's cost is how much shorter the step would have been without its ex
 another role would have caused anyway costs nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from resources.telemetry.attribution import critical_path
 from resources.telemetry.causes import DEFAULT_THRESHOLDS, Candidate, Cause, Thresholds, is_rare
 from resources.telemetry.rollout_gauge import group_long_tail_seconds
 from resources.telemetry.spans import CONTROLLER, RankSpan
+from resources.telemetry.task_ranks import (
+    GRADING_TASK,
+    VALIDATION,
+    count_ranks,
+    engine_calls,
+    held_alone_seconds,
+    is_rollout,
+    own_ranks,
+    ranks_by_duty,
+    role_of_duty,
+)
 from resources.telemetry.timeline import Kind, Reductions, TaskTimeline, Timeline, replay_seconds
 
 _CAUSE_OF_GRADER_KIND = {
@@ -56,14 +67,18 @@ def _of_role(timeline: Timeline, role: str, word: str = "") -> list[TaskTimeline
 
 def _typical_seconds(task: TaskTimeline) -> float:
     """Own work of the lower-median rank, so that one slow rank does not make a whole pool look slow."""
-    work = sorted(rank.work_seconds for rank in task.span.ranks)
+    work = sorted(rank.work_seconds for rank in own_ranks(task.span))
     return work[(len(work) - 1) // 2] if work else task.seconds(Kind.EXECUTE)
 
 
 def _grader(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    """The reward task's span is what is left after the rollout: all of it is exposed, so all of it is excess."""
-    tasks = _of_role(timeline, "reward")
-    exposed = sum(task.seconds(Kind.EXECUTE) for task in tasks)
+    """The reward task's span is what is left after the rollout: all of it is exposed, so all of it is excess.
+
+    So is what a rollout waited for, which cannot go on without its scores. Other tasks of the role grade nothing.
+    """
+    tasks = [task for task in timeline.tasks.values() if task.span.task == GRADING_TASK or task.span.graders]
+    excess = {(task.key, Kind.EXECUTE): task.execute_seconds_of("reward") for task in tasks}
+    exposed = sum(excess.values())
     if exposed <= 0:
         return []
     graders = [grader for task in tasks for grader in task.span.graders]
@@ -82,20 +97,20 @@ def _grader(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
         cause = _CAUSE_OF_GRADER_KIND.get(str(worst.get("kind")), Cause.SLOW_GRADER)
         if is_rare(evidence, thresholds):
             cause = Cause.RARE_SLOW_GRADER
-    return [_Found("reward", cause, {(task.key, Kind.EXECUTE): task.seconds(Kind.EXECUTE) for task in tasks}, evidence)]
+    return [_Found("reward", cause, excess, evidence)]
 
 
 def _long_tail(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     found = []
-    for task in _of_role(timeline, "rollout"):
-        seconds = long_tail_seconds(task)
+    for task in timeline.tasks.values():
+        seconds = long_tail_seconds(task) if is_rollout(task.span) else 0.0
         if seconds <= 0:
             continue
         facts = _merged_lengths(task)
         evidence: dict[str, float | str] = {
             "tail_seconds": seconds,
-            "tail_fraction": seconds / max(1e-9, task.seconds(Kind.EXECUTE)),
-            "engines": float(len(task.span.ranks)),
+            "tail_fraction": seconds / max(1e-9, task.execute_seconds_of("rollout")),
+            "engines": float(len(own_ranks(task.span))),
             **facts,
         }
         found.append(_Found("rollout", Cause.LONG_TAIL, {(task.key, Kind.EXECUTE): seconds}, evidence))
@@ -103,20 +118,26 @@ def _long_tail(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
 
 
 def long_tail_seconds(task: TaskTimeline) -> float:
-    """The task's own figure, or the engines' series taken together, or the last engine's own figure."""
-    ranks = task.span.ranks
+    """The task's own figure, or that of its engines' calls, each with slots of its own: a refill or a greedy baseline
+    has fewer than the call before it, and is no tail of that one."""
     if "long_tail_seconds" in task.span.facts:
         return float(task.span.facts["long_tail_seconds"])
-    gauged = [rank for rank in ranks if "running" in rank.facts and "slots" in rank.facts]
-    if len(gauged) > 1 and len(gauged) == len(ranks):
-        return group_long_tail_seconds([(rank.start, rank.facts["slots"], rank.facts["running"]) for rank in gauged])
-    last = max(ranks, key=lambda rank: rank.end, default=None)
-    return float(last.facts.get("long_tail_seconds", 0.0)) if last is not None else 0.0
+    return sum(_tail_of_call(engines) for engines in engine_calls(task.span))
+
+
+def _tail_of_call(engines: Sequence[RankSpan]) -> float:
+    """The engines' series taken together, or the last engine's own figure."""
+    gauged = [engine for engine in engines if "running" in engine.facts and "slots" in engine.facts]
+    if len(gauged) > 1 and len(gauged) == len(engines):
+        return group_long_tail_seconds([(one.start, one.facts["slots"], one.facts["running"]) for one in gauged])
+    return float(max(engines, key=lambda engine: engine.end).facts.get("long_tail_seconds", 0.0))
 
 
 def _merged_lengths(task: TaskTimeline) -> dict[str, float | str]:
     sources = (
-        [task.span.facts] if "response_length_max" in task.span.facts else [rank.facts for rank in task.span.ranks]
+        [task.span.facts]
+        if "response_length_max" in task.span.facts
+        else [engine.facts for engines in engine_calls(task.span) for engine in engines]
     )
     known = [facts for facts in sources if {"response_length_max", "response_length_p50"} <= facts.keys()]
     if not known:
@@ -133,7 +154,7 @@ def _kv_cache(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     for task in _of_role(timeline, "rollout"):
         ranks = [
             r
-            for r in task.span.ranks
+            for r in own_ranks(task.span)
             if r.facts.get("preemptions", 0) or r.facts.get("kv_cache_use_max", 0.0) >= thresholds.kv_cache_full
         ]
         if not ranks:
@@ -150,25 +171,31 @@ def _kv_cache(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
 
 
 def _skew(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
-    """Per role: how much its slowest rank's own work exceeds the lower-median one's, over all its tasks."""
+    """Per role: how much its slowest rank's own work exceeds the lower-median one's, over all its tasks.
+
+    A validation is left out: its own cause is worth all of it.
+    """
     reductions: dict[str, dict[tuple[str, Kind], float]] = {}
     worst: dict[str, tuple[float, RankSpan, float, float]] = {}
-    for task in timeline.tasks.values():
-        ranks = task.span.ranks
-        if len(ranks) < 2 or task.role == "reward":
-            continue
+    for task, duty, ranks in _duties(timeline):
         by_work = sorted(ranks, key=lambda rank: rank.work_seconds)
         median, slowest = by_work[(len(ranks) - 1) // 2], by_work[-1]
         excess = slowest.work_seconds - median.work_seconds
-        if task.role == "rollout":
+        if duty == "rollout":
             excess -= long_tail_seconds(task)
-        if median.work_seconds <= 0 or slowest.work_seconds < thresholds.skew * median.work_seconds or excess <= 0:
+        if median.work_seconds <= 0 or slowest.work_seconds < thresholds.skew * median.work_seconds:
             continue
-        reductions.setdefault(task.role, {})[task.key, Kind.EXECUTE] = excess
+        if any(rank.duty for rank in task.span.ranks):
+            excess = min(excess, held_alone_seconds(task.span, duty))
+        if excess <= 0:
+            continue
+        role = role_of_duty(duty)
+        held = reductions.setdefault(role, {})
+        held[task.key, Kind.EXECUTE] = max(excess, held.get((task.key, Kind.EXECUTE), 0.0))
         tokens = (float(slowest.facts.get("tokens", 0)), float(median.facts.get("tokens", 0)))
         expected = median.work_seconds * (tokens[0] / tokens[1] - 1.0) if min(tokens) > 0 else 0.0
-        if excess > worst.get(task.role, (0.0,))[0]:
-            worst[task.role] = (excess, slowest, median.work_seconds, expected)
+        if excess > worst.get(role, (0.0,))[0]:
+            worst[role] = (excess, slowest, median.work_seconds, expected)
     found = []
     for role, (excess, slowest, median_seconds, expected) in worst.items():
         cause = Cause.UNEVEN_TOKENS if expected >= thresholds.tokens_explain * excess else Cause.SLOW_RANK
@@ -182,25 +209,54 @@ def _skew(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     return found
 
 
+def _duties(timeline: Timeline) -> Iterator[tuple[TaskTimeline, str, Sequence[RankSpan]]]:
+    """(task, duty, its ranks) wherever several ranks shared one duty's work. Graders' calls differ by themselves."""
+    for task in timeline.tasks.values():
+        if task.span.task == VALIDATION:
+            continue
+        for duty, ranks in ranks_by_duty(task.span).items():
+            if len(ranks) > 1 and role_of_duty(duty) != "reward":
+                yield task, duty, ranks
+
+
 def _against_actor(
     timeline: Timeline, thresholds: Thresholds, role: str, cause: Cause, pairs: Sequence[tuple[str, str]]
 ) -> list[_Found]:
     """Tasks of `role` against the actor's counterpart: the excess over it."""
     reductions: dict[tuple[str, Kind], float] = {}
     own = counterpart = 0.0
+    against = ""
     for word, actor_word in pairs:
-        theirs = _of_role(timeline, "actor", actor_word)
-        for task in _of_role(timeline, role, word):
-            if not theirs:
-                continue
+        against, baseline = _counterpart(timeline, actor_word)
+        for task in _of_role(timeline, role, word) if baseline > 0 else ():
             own += _typical_seconds(task)
-            baseline = _typical_seconds(theirs[0])
             counterpart += baseline
             reductions[task.key, Kind.EXECUTE] = max(0.0, _typical_seconds(task) - baseline)
     if counterpart <= 0 or own < thresholds.heavier * counterpart:
         return []
-    ratio = own / counterpart
-    return [_Found(role, cause, reductions, {"seconds": own, "actor_seconds": counterpart, "ratio": ratio})]
+    evidence: dict[str, float | str] = {
+        "seconds": own, "actor_seconds": counterpart, "ratio": own / counterpart, "against": against,
+    }  # fmt: skip
+    return [_Found(role, cause, reductions, evidence)]
+
+
+def _counterpart(timeline: Timeline, word: str) -> tuple[str, float]:
+    """(what it is, its seconds) of the actor's work to compare with; 0 where there is none.
+
+    A run with one optimizer step has no log-probs task: its update's forward passes over the rows are the same work.
+    An update that doesn't tell how often it went over them is taken at all its passes, so that nobody looks too slow.
+    """
+    theirs = _of_role(timeline, "actor", word)
+    if theirs:
+        return word.replace("log-prob", "log-probs"), _typical_seconds(theirs[0])
+    if word != "log-prob":
+        return "", 0.0
+    passes = sorted(
+        rank.forward_seconds / max(1.0, float(rank.facts.get("passes", 1.0)))
+        for task in _of_role(timeline, "actor", "update")
+        for rank in own_ranks(task.span)
+    )
+    return "forward pass", passes[(len(passes) - 1) // 2] if passes else 0.0
 
 
 def _critic(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
@@ -262,9 +318,10 @@ def _communication(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     """Only what even the rank that waits least spends in collectives: more than that is skew, not communication."""
     found = []
     for role in ("actor", "critic", "reference"):
-        tasks = [task for task in _of_role(timeline, role) if len(task.span.ranks) > 1]
+        tasks = [task for task in _of_role(timeline, role) if count_ranks(task.span) > 1]
         least = {
-            (task.key, Kind.EXECUTE): min(rank.communication_seconds for rank in task.span.ranks) for task in tasks
+            (task.key, Kind.EXECUTE): min((rank.communication_seconds for rank in own_ranks(task.span)), default=0.0)
+            for task in tasks
         }
         execute = sum(task.seconds(Kind.EXECUTE) for task in tasks)
         if execute > 0 and sum(least.values()) >= thresholds.communication_share * execute:
@@ -275,24 +332,19 @@ def _communication(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
 
 def _whole_tasks(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
     found = []
-    for words, role, cause in (
-        (("weight",), "", Cause.WEIGHT_SYNC),
-        (("checkpoint", "validation"), "", Cause.HANGING_TASK),
-    ):
+    for words, cause in ((("weight",), Cause.WEIGHT_SYNC), (("checkpoint", VALIDATION), Cause.HANGING_TASK)):
         tasks = [task for task in timeline.tasks.values() if any(word in task.span.task for word in words)]
         seconds = sum(task.seconds(Kind.EXECUTE) for task in tasks)
         if seconds <= 0:
             continue
+        longest = max(tasks, key=lambda task: task.seconds(Kind.EXECUTE))
         evidence: dict[str, float | str] = {
             "seconds": seconds,
             "bytes": float(sum(task.span.facts.get("bytes", 0) for task in tasks)),
-            "task": tasks[0].key,
+            "task": longest.key,
         }
-        found.append(
-            _Found(
-                role or tasks[0].role, cause, {(t.key, Kind.EXECUTE): t.seconds(Kind.EXECUTE) for t in tasks}, evidence
-            )
-        )
+        excess = {(task.key, Kind.EXECUTE): task.seconds(Kind.EXECUTE) for task in tasks}
+        found.append(_Found(longest.role, cause, excess, evidence))
     return found
 
 
@@ -318,7 +370,7 @@ def _compute(timeline: Timeline, thresholds: Thresholds) -> list[_Found]:
         share = sum(s.seconds for s in path if s.role == role and s.kind is Kind.EXECUTE) / max(
             1e-12, timeline.step_seconds
         )
-        halved = {(task.key, Kind.EXECUTE): task.seconds(Kind.EXECUTE) / 2 for task in _of_role(timeline, role)}
+        halved = {(task.key, Kind.EXECUTE): task.execute_seconds_of(role) / 2 for task in timeline.tasks.values()}
         found.append(
             _Found(
                 role, Cause.COMPUTE_BOUND, halved, {"path_share": share, "pool": _of_role(timeline, role)[0].span.pool}

@@ -14,6 +14,7 @@ FACTS: dict[str, str] = {
     "micro_batch_fill": "R: real tokens / computed tokens of its micro-batches",
     "micro_batches": "R: forward passes",
     "optimizer_steps": "R: optimizer steps taken in this call",
+    "passes": "R: how often an update went over this rank's rows",
     "nonfinite_steps": "R: optimizer steps of this call that were skipped, for a NaN or infinite gradient",
     "num_parameters": "R: parameters of the whole model",
     # rollout, R (from the worker and RolloutGauge)

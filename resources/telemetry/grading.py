@@ -5,6 +5,7 @@ Pure. Graders make some calls at once; with streaming they begin while the rollo
 
 from resources.telemetry.profile import RunProfile, TaskProfile
 from resources.telemetry.sampling import finished_shares, rollout_seconds_of
+from resources.telemetry.task_ranks import GRADING_TASK
 from resources.telemetry.topology import Topology, measured_topology, ranks_of_task
 
 
@@ -49,7 +50,7 @@ def grading_capacity_seconds(profile: RunProfile, topology: Topology) -> float:
     """Seconds the graders need for one iteration's rows, hidden or not."""
     if profile.grader is None or "reward" not in topology.roles:
         return 0.0
-    reward = next((task for task in profile.tasks.values() if task.role == "reward"), None)
+    reward = profile.tasks.get(GRADING_TASK)
     workers_ratio = ranks_of_task(reward, profile, topology) / reward.num_ranks if reward is not None else 1.0
     rows = topology.prompts_per_iteration * topology.group_size
     rows_ratio = rows / max(1, profile.prompts_per_iteration * profile.group_size)

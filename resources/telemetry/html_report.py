@@ -26,7 +26,7 @@ from resources.telemetry.html_sections import (
 from resources.telemetry.report import IterationDetail, Report
 from resources.telemetry.spans import CONTROLLER
 from resources.telemetry.timeline import Kind
-from resources.telemetry.timeline_image import COLOURS
+from resources.telemetry.timeline_image import COLOURS, row_of
 
 _HALVES = ("lengths", "tail")
 """Charts that stand side by side."""
@@ -107,7 +107,7 @@ def _gantt(detail: IterationDetail) -> Figure:
         for segment in task.segments:
             is_before = segment.kind is Kind.SCHEDULING and segment.start <= begin
             trace = by_kind.setdefault(segment.kind, {"y": [], "x": [], "base": [], "text": []})
-            trace["y"].append(CONTROLLER if is_before else task.role)
+            trace["y"].append(CONTROLLER if is_before else row_of(task, segment))
             trace["x"].append(segment.seconds)
             trace["base"].append(segment.start - begin)
             trace["text"].append("between iterations" if is_before else task.key)

@@ -5,14 +5,24 @@ collectives; a rollout into decode steps and tokens. What was not measured is as
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from resources.telemetry.reader import IterationRecord
 from resources.telemetry.rollout_gauge import expected_decode_steps, fit_decode_cost, next_edge
 from resources.telemetry.spans import RankSpan, RunRecord, TaskSpan
-from resources.telemetry.timeline import Kind, TaskTimeline, Timeline, build_timeline, role_of
+from resources.telemetry.task_ranks import (
+    VALIDATION,
+    count_ranks,
+    engine_calls,
+    grading_stretch_seconds,
+    is_rollout,
+    own_ranks,
+    role_of,
+    stages,
+)
+from resources.telemetry.timeline import Kind, TaskTimeline, Timeline, build_timeline
 
 _MAX_ITERATIONS = 64
 _MIN_SPREAD = 0.2
@@ -21,14 +31,14 @@ _MIN_SPREAD = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskProfile:
-    """One task (not the rollout), per iteration, as measured on `num_ranks` ranks."""
+    """One task, per iteration, as measured on `num_ranks` ranks; how long a rollout decodes, `RolloutProfile` says."""
 
     task: str
     role: str
     upstream: tuple[str, ...]
     num_ranks: int
     seconds: tuple[float, ...]
-    """Own work of the mean rank, one entry an iteration it ran in."""
+    """Own work of the mean rank, one entry an iteration it ran in; of a validation all that it took."""
     fixed_seconds: float = 0.0
     """Of it, what neither more ranks nor fewer rows shorten: optimizer steps, call overhead."""
     communication_seconds: float = 0.0
@@ -65,11 +75,13 @@ class RolloutProfile:
     """Ascending lower edges of response lengths; the last one is the longest response seen."""
     length_weights: tuple[float, ...]
     """Share of responses in [edge, next edge); sums to 1."""
+    tensor_parallel: int = 1
+    """Ranks of an engine as it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraderProfile:
-    """Grading of one iteration's rows."""
+    """Grading of one iteration's rows. Reward models are no part of it: they are the reward task's own work."""
 
     total_seconds: float
     max_seconds: float
@@ -141,13 +153,13 @@ def _profile_of(records: Sequence[IterationRecord], run: RunRecord | None) -> Ru
             seen[task.span.task].timelines.append(task)
     notes: list[str] = []
     tasks = {name: _task_profile(name, entry, len(records), notes) for name, entry in seen.items()}
-    rollout_spans = [span for entry in seen.values() for span in entry.spans if role_of(span) == "rollout"]
+    rollout_spans = [span for entry in seen.values() for span in entry.spans if is_rollout(span)]
     rows = max((_rows(span) for span in rollout_spans), default=0)
     group_size = (run.group_size if run is not None else 0) or _group_size(rollout_spans)
     prompts = (run.prompts_per_iteration if run is not None else 0) or max(1, rows // group_size)
     pools = {name: pool.ranks for name, pool in run.pools.items()} if run is not None and run.pools else {}
     for entry in seen.values():
-        pools.setdefault(entry.spans[-1].pool, max(1, len(entry.spans[-1].ranks)))
+        pools.setdefault(entry.spans[-1].pool, max(1, count_ranks(entry.spans[-1])))
     roles = {tasks[name].role: entry.spans[-1].pool for name, entry in reversed(seen.items())}
     accelerated = frozenset(
         name for name, pool in (run.pools if run is not None else {}).items() if pool.accelerator != "none"
@@ -160,14 +172,12 @@ def _profile_of(records: Sequence[IterationRecord], run: RunRecord | None) -> Ru
     return RunProfile(
         tasks=tasks,
         rollout=_rollout_profile(rollout_spans, run, notes),
-        grader=_grader_profile([span for entry in seen.values() for span in entry.spans if role_of(span) == "reward"]),
+        grader=_grader_profile([span for entry in seen.values() for span in entry.spans]),
         pools=pools,
         accelerator_pools=accelerated,
         roles=roles,
         colocate=dict(run.colocate) if run is not None else {},
-        cores=run.cores_per_node * max((pool.nodes for pool in run.pools.values()), default=1)
-        if run is not None
-        else 0.0,
+        cores=run.cores_per_node * _num_nodes(records[-1].tasks, run) if run is not None else 0.0,
         prompts_per_iteration=prompts,
         group_size=group_size,
         async_depth=run.async_depth if run is not None else 0,
@@ -178,8 +188,14 @@ def _profile_of(records: Sequence[IterationRecord], run: RunRecord | None) -> Ru
     )
 
 
+def _num_nodes(tasks: Sequence[TaskSpan], run: RunRecord) -> int:
+    """Nodes on which hosts and ranks of the latest iteration stood: pools may share nodes, or have their own."""
+    seen = {node for task in tasks for node in (task.node, *(rank.node for rank in task.ranks)) if node}
+    return max([1, len(seen), *(pool.nodes for pool in run.pools.values())])
+
+
 def _rows(span: TaskSpan) -> int:
-    return int(span.facts.get("rows", 0)) or int(sum(rank.facts.get("rows", 0) for rank in span.ranks))
+    return int(span.facts.get("rows", 0)) or int(sum(rank.facts.get("rows", 0) for rank in own_ranks(span)))
 
 
 def _group_size(spans: Sequence[TaskSpan]) -> int:
@@ -187,23 +203,29 @@ def _group_size(spans: Sequence[TaskSpan]) -> int:
 
 
 def _task_profile(name: str, entry: _Seen, num_iterations: int, notes: list[str]) -> TaskProfile:
-    spans, ranks = entry.spans, [rank for span in entry.spans for rank in span.ranks]
+    spans = entry.spans
+    staged = [[[own_ranks(span)]] if is_rollout(span) else stages(span) for span in spans]
+    ranks = [rank for found in staged for stage in found for group in stage for rank in group]
     means, skews = [], []
-    for span, timeline in zip(spans, entry.timelines, strict=True):
-        work = [rank.work_seconds for rank in span.ranks] or [timeline.seconds(Kind.EXECUTE)]
-        means.append(sum(work) / len(work))
-        skews.append(max(work) / means[-1] if means[-1] > 0 else 1.0)
+    for found, timeline in zip(staged, entry.timelines, strict=True):
+        mean = _in_stages(found, lambda group: sum(rank.work_seconds for rank in group) / len(group))
+        longest = _in_stages(found, lambda group: max(rank.work_seconds for rank in group))
+        is_whole = not mean or name == VALIDATION
+        means.append(timeline.seconds(Kind.EXECUTE) if is_whole else mean)
+        skews.append(1.0 if is_whole else longest / mean)
     execute = sum(rank.execute_seconds for rank in ranks)
     cpu = sum(rank.cpu_seconds for rank in ranks)
     if not cpu and role_of(spans[-1]) not in ("reward",):
         notes.append("CPU seconds of some ranks are unknown: they are taken to share no cores")
-    communication = [min((rank.communication_seconds for rank in span.ranks), default=0.0) for span in spans]
+    communication = [
+        _in_stages(found, lambda group: min(rank.communication_seconds for rank in group)) for found in staged
+    ]
     count = len(spans)
     return TaskProfile(
         task=name,
         role=role_of(spans[-1]),
         upstream=spans[-1].upstream,
-        num_ranks=max(1, len(spans[-1].ranks)),
+        num_ranks=max(1, count_ranks(spans[-1])),
         seconds=tuple(means),
         fixed_seconds=min(_fixed_seconds(ranks), min(means)),
         communication_seconds=sum(communication) / count,
@@ -218,6 +240,11 @@ def _task_profile(name: str, entry: _Seen, num_iterations: int, notes: list[str]
         frequency=min(1.0, count / num_iterations),
         memory_bytes=max((float(rank.facts.get("peak_memory_bytes", 0)) for rank in ranks), default=0.0),
     )
+
+
+def _in_stages(found: Sequence[Sequence[Sequence[RankSpan]]], seconds: Callable[[Sequence[RankSpan]], float]) -> float:
+    """Of a task whose duties worked in stages: of each stage the longest duty's, added up."""
+    return sum(max((seconds(group) for group in stage if group), default=0.0) for stage in found)
 
 
 def _fixed_seconds(ranks: Sequence[RankSpan]) -> float:
@@ -238,12 +265,16 @@ def _fixed_seconds(ranks: Sequence[RankSpan]) -> float:
 
 
 def _rollout_profile(spans: Sequence[TaskSpan], run: RunRecord | None, notes: list[str]) -> RolloutProfile | None:
-    """Decode cost from the gauges, or fitted over ranks and iterations; lengths pooled over both."""
-    ranks = [rank for span in spans for rank in span.ranks]
+    """Decode cost from the gauges, or fitted over engines and iterations; lengths pooled over both."""
+    ranks = [rank for span in spans for call in engine_calls(span) for rank in call]
     if not ranks:
         return None
+    last = next(span for span in reversed(spans) if own_ranks(span))
+    called, engines = count_ranks(last), len(own_ranks(last))
+    tensor_parallel = (run.rollout_tensor_parallel if run is not None else 0) or max(1, called // engines)
+    behind = max(1, run.rollout_engines) if run is not None and called == 1 else 1  # servers have one front for all
     edges, weights = _lengths([rank.facts for rank in ranks] + [span.facts for span in spans])
-    points = [_decode_point(rank.facts, rank.work_seconds) for rank in ranks]
+    points = [_decode_point(rank.facts, rank.work_seconds, behind) for rank in ranks]
     points = [point for point in points if point[0] > 0]
     gauged = [rank.facts for rank in ranks if {"decode_step_seconds", "decode_token_seconds"} <= rank.facts.keys()]
     if gauged:
@@ -258,7 +289,7 @@ def _rollout_profile(spans: Sequence[TaskSpan], run: RunRecord | None, notes: li
         notes.append("decode cost was fitted over whole rollouts: the engine reported no running counts")
     left = [seconds - step * steps - token * tokens for steps, tokens, seconds in points]
     return RolloutProfile(
-        num_engines=len(spans[-1].ranks),
+        num_engines=engines * behind,
         step_seconds=step,
         token_seconds=token,
         overhead_seconds=max(0.0, sum(left) / len(left)) if left else 0.0,
@@ -267,12 +298,14 @@ def _rollout_profile(spans: Sequence[TaskSpan], run: RunRecord | None, notes: li
         or 256,
         length_edges=edges,
         length_weights=weights,
+        tensor_parallel=tensor_parallel,
     )
 
 
-def _decode_point(facts: Mapping[str, Any], seconds: float) -> tuple[float, float, float]:
-    """(steps, tokens, seconds) of one engine's rollout; more rows than slots decode in waves."""
-    rows, longest = float(facts.get("rows", 0)), float(facts.get("response_length_max", 0))
+def _decode_point(facts: Mapping[str, Any], seconds: float, engines: int) -> tuple[float, float, float]:
+    """(steps, tokens, seconds) of one engine's rollout, of the `engines` that a rank speaks for; more rows than slots
+    decode in waves."""
+    rows, longest = float(facts.get("rows", 0)) / engines, float(facts.get("response_length_max", 0))
     tokens = float(facts.get("response_length_mean", 0.0)) * rows
     slots = float(facts.get("slots", 0)) or rows
     steps = facts.get("decode_steps")
@@ -297,24 +330,26 @@ def _lengths(sources: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], tup
     return (*ordered, max(longest, ordered[-1])), tuple(counts[edge] / total for edge in ordered)
 
 
-def _overlap(span: TaskSpan) -> int:
+def _overlap(span: TaskSpan, graders: Sequence[Mapping[str, Any]]) -> int:
     """Calls that were under way at once, on average: graders that sleep get more processes than are configured."""
-    exposed = max((rank.end for rank in span.ranks), default=span.ended) - min(
-        (rank.start for rank in span.ranks), default=span.started
-    )
+    exposed = grading_stretch_seconds(span) if span.ranks else span.ended - span.started
     wall = float(span.facts.get("hidden_seconds", 0.0)) + exposed
-    return int(sum(grader["total_seconds"] for grader in span.graders) / wall) if wall > 0 else 1
+    return int(sum(grader["total_seconds"] for grader in graders) / wall) if wall > 0 else 1
 
 
-def _grader_profile(spans: Sequence[TaskSpan]) -> GraderProfile | None:
-    graders = [grader for span in spans for grader in span.graders]
-    if not graders:
+def _grader_profile(spans: Iterable[TaskSpan]) -> GraderProfile | None:
+    """Of the tasks that graded: the reward task, and a rollout that needs its scores."""
+    graded = [(span, [grader for grader in span.graders if grader.get("kind") != "model"]) for span in spans]
+    graded = [(span, graders) for span, graders in graded if graders]
+    if not graded:
         return None
-    per_iteration = 1.0 / len(spans)
-    longest = [max((grader["max_seconds"] for grader in span.graders), default=0.0) for span in spans]
+    longest: dict[int, float] = defaultdict(float)
+    for span, graders in graded:
+        longest[span.iteration] = max(longest[span.iteration], *(grader["max_seconds"] for grader in graders))
+    every = [grader for _, graders in graded for grader in graders]
     return GraderProfile(
-        total_seconds=sum(g["total_seconds"] for g in graders) * per_iteration,
-        max_seconds=sum(longest) * per_iteration,
-        workers=max([max(int(g.get("workers", 1)) for g in graders), *(_overlap(span) for span in spans)]),
-        is_streamed=any(span.facts.get("hidden_seconds", 0.0) for span in spans),
+        total_seconds=sum(grader["total_seconds"] for grader in every) / len(longest),
+        max_seconds=sum(longest.values()) / len(longest),
+        workers=max([*(int(grader.get("workers", 1)) for grader in every), *(_overlap(*one) for one in graded)]),
+        is_streamed=any(span.facts.get("hidden_seconds", 0.0) for span, _ in graded),
     )

@@ -19,7 +19,8 @@ from resources.telemetry.profile import RunProfile, measure_profile
 from resources.telemetry.reader import IterationRecord, SpanReader
 from resources.telemetry.search import SearchResult, search_topology
 from resources.telemetry.spans import RunRecord, TaskSpan
-from resources.telemetry.timeline import Kind, Timeline, role_of
+from resources.telemetry.task_ranks import is_rollout, role_of, role_of_rank
+from resources.telemetry.timeline import Kind, Timeline
 from resources.telemetry.verdict import Verdict, choose, judge_run
 
 METRICS_FILE = "metrics.jsonl"
@@ -163,8 +164,9 @@ class _Collector:
             self._slowest = replace(self._last, why="slowest")
 
     def _fold_facts(self, task: TaskSpan) -> None:
-        by_name = self._facts[role_of(task)]
+        own = self._facts[role_of(task)]
         for rank in task.ranks:
+            by_name = self._facts[role_of_rank(task, rank)] if rank.duty else own
             for key, value in rank.facts.items():
                 if type(value) is float or type(value) is int:  # the hot loop of a long run; bool is no figure
                     entry = by_name[key]
@@ -251,7 +253,7 @@ def _running_of(detail: IterationDetail) -> tuple[tuple[str, int, Sequence[Seque
     found = []
     for task in detail.timeline.tasks.values():
         for rank in task.span.ranks:
-            if role_of(task.span) == "rollout" and "running" in rank.facts:
+            if is_rollout(task.span) and "running" in rank.facts:
                 series = [[rank.start - detail.timeline.start + t, n] for t, n in rank.facts["running"]]
                 found.append((f"engine {rank.rank}", int(rank.facts.get("slots", 0)), series))
     return tuple(found)

@@ -28,6 +28,8 @@ class SearchResult:
     seconds: float
     is_complete: bool
     """False if the time limit ended the search early."""
+    assumptions: tuple[str, ...] = ()
+    """What was not measured, and how it was taken."""
 
 
 def search_topology(
@@ -72,7 +74,7 @@ def search_topology(
     if not best_of:
         raise ValueError(
             f"no layout of {', '.join(roles)} fits on {accelerators} accelerators"
-            f" (tensor_parallel {start.tensor_parallel}, {profile.accelerator_bytes:.0f} bytes of memory each)"
+            f" (tensor_parallel {start.tensor_parallel}, {_memory_text(profile)})"
         )
     final = sorted((predict(profile, found.topology) for found in best_of), key=lambda found: found.step_seconds)
     return SearchResult(
@@ -81,6 +83,7 @@ def search_topology(
         num_tried=climber.num_tried,
         seconds=clock() - begin,
         is_complete=is_complete,
+        assumptions=(*profile.assumptions, *_memory_assumptions(profile)),
     )
 
 
@@ -162,23 +165,46 @@ class _Climber:
             accelerator_pools=accelerated,
             async_depth=depth,
             cores=self._cores,
+            workers={role: limit for role, limit in self.base.workers.items() if roles[role] == _CPU_POOL},
         )
 
 
 def fits_memory(profile: RunProfile, topology: Topology) -> bool:
-    """Whether the measured peaks fit: training states shrink with ranks, an engine's do not. True if unmeasured."""
+    """Whether the measured peaks fit: training states shrink with ranks, an engine's do not. True if unmeasured.
+
+    A peak is that of the whole process: roles that were fused have one, which each of them may need alone.
+    """
     if not profile.accelerator_bytes:
         return True
-    peak: dict[str, float] = {}
+    peaks: dict[str, dict[str, float]] = {}
     for task in profile.tasks.values():
-        ranks = topology.ranks_of(task.role)
-        shrink = 1.0 if task.role == "rollout" else task.num_ranks / ranks
-        peak[task.role] = max(peak.get(task.role, 0.0), task.memory_bytes * shrink)
-    used: dict[str, float] = {}
-    for role, needed in peak.items():
-        if topology.roles[role] in topology.accelerator_pools:
-            used[topology.roles[role]] = used.get(topology.roles[role], 0.0) + needed
-    return all(needed <= profile.accelerator_bytes for needed in used.values())
+        pool = topology.roles[task.role]
+        if pool not in topology.accelerator_pools:
+            continue
+        shrink = 1.0 if task.role == "rollout" else task.num_ranks / topology.ranks_of(task.role)
+        of_pool, process = peaks.setdefault(pool, {}), _measured_process(profile, task.role)
+        of_pool[process] = max(of_pool.get(process, 0.0), task.memory_bytes * shrink)
+    return all(sum(needed.values()) <= profile.accelerator_bytes for needed in peaks.values())
+
+
+def _measured_process(profile: RunProfile, role: str) -> str:
+    return f"fused on {profile.roles[role]}" if profile.colocate.get(role) == "fused" else role
+
+
+def _memory_text(profile: RunProfile) -> str:
+    known = profile.accelerator_bytes
+    return f"{known:.0f} bytes of memory each" if known else "their memory is unknown and was not looked at"
+
+
+def _memory_assumptions(profile: RunProfile) -> Iterator[str]:
+    """What `fits_memory` could not look at."""
+    if not profile.accelerator_bytes:
+        yield "the memory of an accelerator is unknown: no layout was left out for want of it"
+        return
+    known = {task.role for task in profile.tasks.values() if task.memory_bytes}
+    unknown = sorted({task.role for task in profile.tasks.values()} - known - CPU_ROLES)
+    if unknown:
+        yield f"the memory that {', '.join(unknown)} took was not measured: taken as none"
 
 
 def _work_of_roles(profile: RunProfile) -> Mapping[str, float]:

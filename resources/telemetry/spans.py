@@ -39,6 +39,9 @@ class RankSpan:
     start: float
     end: float
     node: str = ""
+    duty: str = ""
+    """Whose rank it is, where that is not the task's role: `reward` for grading that a rollout asks for,
+    `reward_model.NAME`, `teacher.NAME`."""
     queue_seconds: float = 0.0
     """The call waited for the worker, which was busy with another call; lies before `start`."""
     transfer_seconds: float = 0.0
@@ -230,6 +233,9 @@ class RunRecord:
     group_size: int = 0
     max_running_sequences: int = 0
     async_depth: int = 0
+    rollout_engines: int = 0
+    rollout_tensor_parallel: int = 0
+    """Ranks of one engine; both are 0 in runs of an older version."""
     refused: tuple[str, ...] | None = None
     """Changes that the config would not take (`configs/changes.py`); None in runs of an older version."""
     facts: Facts = field(default_factory=dict)

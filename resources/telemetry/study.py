@@ -154,6 +154,7 @@ def _rollout(work: Workload, tensor_parallel: int) -> RolloutProfile:
     cache = _LAYER_BYTES[work.parameters] * work.response_tokens / 2
     return RolloutProfile(
         num_engines=_MEASURED_RANKS // tensor_parallel,
+        tensor_parallel=tensor_parallel,
         step_seconds=0.004 + 2.0 * work.parameters / tensor_parallel / MEMORY_BYTES_PER_SECOND,
         token_seconds=(2.0 * work.parameters / (PEAK * SCORING_UTILISATION) + cache / MEMORY_BYTES_PER_SECOND)
         / tensor_parallel,

@@ -177,4 +177,6 @@ def render_search(result: SearchResult, width: int = 110) -> str:
             f"{result.num_tried} layouts tried in {result.seconds:.1f} s"
             + ("" if result.is_complete else "; the time limit ended the search")
         )
+        for note in result.assumptions:
+            console.print(f"assumed: {note}", markup=False, soft_wrap=True)
     return capture.get()

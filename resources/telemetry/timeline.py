@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from resources.telemetry.intervals import Interval, overlap
 from resources.telemetry.spans import CONTROLLER, TaskSpan
+from resources.telemetry.task_ranks import lent_stretches, queue_seconds, role_of, role_of_duty
 
 _QUEUE_EVIDENCE_SECONDS = 0.001
 """A measured queue wait below this is no reason to link a task to the one before it on its pool."""
@@ -28,7 +30,6 @@ class Kind(StrEnum):
 
 BUSY = frozenset({Kind.EXECUTE})
 TRANSFER = frozenset({Kind.FETCH, Kind.SERIALIZE, Kind.COLLECT})
-Interval = tuple[float, float]
 _BEFORE = (Kind.SCHEDULING, Kind.WEIGHTS, Kind.QUEUE, Kind.SERIALIZE, Kind.FETCH, Kind.EXECUTE)
 
 
@@ -81,6 +82,10 @@ class TaskTimeline:
     def seconds(self, kind: Kind) -> float:
         return self.durations[kind] + (self.after_seconds if kind is Kind.SCHEDULING else 0.0)
 
+    def execute_seconds_of(self, role: str) -> float:
+        """Of its execution, what is `role`'s: a step may ask others to grade while it samples."""
+        return sum(s.end - s.start for s in self.segments if s.kind is Kind.EXECUTE and s.role == role)
+
     def free_at(self, edge: Edge) -> float:
         """When this task stops holding up the one behind `edge`."""
         return self.execute_end if edge.is_pool else self.ended
@@ -118,11 +123,6 @@ class Timeline:
         if cursor > self.start:
             path.append(Segment(self.start, cursor, task.key, CONTROLLER, Kind.SCHEDULING))
         return path
-
-
-def role_of(span: TaskSpan) -> str:
-    """The span's role; for versions that did not record it, the first word of the task's name."""
-    return span.role or span.task.replace("_", "-").split("-")[0]
 
 
 def build_timeline(tasks: Sequence[TaskSpan], start: float | None = None, end: float | None = None) -> Timeline:
@@ -179,7 +179,7 @@ def _task_timeline(
         max((r.end for r in span.ranks), default=span.ended - span.collect.seconds), execute_start, ended
     )
     edges = [Edge(name) for name in _latest_keys(span.upstream, earlier)]
-    queue = max(span.waits.queue, max((r.queue_seconds for r in span.ranks), default=0.0))
+    queue = queue_seconds(span)
     if queue >= _QUEUE_EVIDENCE_SECONDS:
         edges += _pool_edges(span, earlier, {edge.task for edge in edges}, begin, execute_start)
     predecessor = max(edges, key=lambda edge: earlier[edge.task].free_at(edge), default=None)
@@ -232,8 +232,12 @@ def _pool_edges(
 
 
 def _first_free(task: TaskTimeline) -> float:
-    """When the first of its ranks was through."""
-    return min((rank.end for rank in task.span.ranks), default=task.execute_end)
+    """When the first of its own ranks was through, with all its calls."""
+    ends: dict[int, float] = {}
+    for rank in task.span.ranks:
+        if not rank.duty or role_of_duty(rank.duty) == task.role:
+            ends[rank.rank] = max(ends.get(rank.rank, rank.end), rank.end)
+    return min(ends.values(), default=task.execute_end)
 
 
 def _segments_before(
@@ -273,7 +277,7 @@ def _weights_seconds(span: TaskSpan, queue: float, ready: float, execute_start: 
     last = min(ranks, key=lambda rank: rank.facts["weights_age_seconds"])
     ended = last.start - last.facts["weights_age_seconds"]
     loading = (ended - last.facts["weights_seconds"], ended)
-    return _overlap(loading, (ready, execute_start)), _overlap(loading, (execute_start - queue, execute_start))
+    return overlap(loading, (ready, execute_start)), overlap(loading, (execute_start - queue, execute_start))
 
 
 def _serialize_seconds(span: TaskSpan, sending: Sequence[Interval], ready: float, execute_start: float) -> float:
@@ -284,20 +288,20 @@ def _serialize_seconds(span: TaskSpan, sending: Sequence[Interval], ready: float
     if span.submitted is None or span.started < span.submitted + own:
         return own + unpacked
     sent = min(span.submitted + own, execute_start)
-    return unpacked + sum(_overlap(one, (ready, sent)) for one in sending)
-
-
-def _overlap(one: Interval, other: Interval) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+    return unpacked + sum(overlap(one, (ready, sent)) for one in sending)
 
 
 def _segments_during(key: str, role: str, span: TaskSpan, execute_start: float, execute_end: float) -> list[Segment]:
+    """What ranks of another role did alone is that role's: the grading between two rounds of a rollout."""
     last = max(span.ranks, key=lambda rank: rank.end, default=None)
     fetched = min(execute_start + (last.transfer_seconds if last is not None else 0.0), execute_end)
-    return [
-        Segment(execute_start, fetched, key, role, Kind.FETCH),
-        Segment(fetched, execute_end, key, role, Kind.EXECUTE),
-    ]
+    segments = [Segment(execute_start, fetched, key, role, Kind.FETCH)]
+    cursor = fetched
+    for start, end, other in lent_stretches(span, fetched, execute_end):
+        segments.append(Segment(cursor, start, key, role, Kind.EXECUTE))
+        segments.append(Segment(start, end, key, other, Kind.EXECUTE))
+        cursor = end
+    return [*segments, Segment(cursor, execute_end, key, role, Kind.EXECUTE)]
 
 
 Reductions = Mapping[tuple[str, Kind], float]

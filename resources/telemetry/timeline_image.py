@@ -3,7 +3,7 @@
 import base64
 from html import escape
 
-from resources.telemetry.timeline import Kind, Segment, Timeline
+from resources.telemetry.timeline import Kind, Segment, TaskTimeline, Timeline
 
 COLOURS: dict[Kind, str] = {
     Kind.EXECUTE: "#2f6f9f",
@@ -19,22 +19,28 @@ _WIDTH, _LEFT, _ROW, _TOP = 960, 130, 26, 46
 
 def timeline_svg(timeline: Timeline, title: str = "", path: list[Segment] | None = None) -> bytes:
     """SVG of the iteration: a row a role, segments by kind, the critical path underlined."""
-    roles = list(dict.fromkeys(task.role for task in timeline.tasks.values()))
-    height = _TOP + _ROW * len(roles) + 40
+    rows = {row: [] for row in dict.fromkeys(task.role for task in timeline.tasks.values())}
+    for task in timeline.tasks.values():
+        for segment in task.segments:
+            rows.setdefault(row_of(task, segment), []).append(segment)
+    height = _TOP + _ROW * len(rows) + 40
     scale = (_WIDTH - _LEFT - 20) / max(timeline.step_seconds, 1e-9)
     shapes = [f'<text x="8" y="18" font-size="14">{escape(title)}</text>', *_legend()]
     on_path = {(segment.task, segment.kind) for segment in path or ()}
-    for row, role in enumerate(roles):
+    for row, (role, segments) in enumerate(rows.items()):
         y = _TOP + row * _ROW
         shapes.append(f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(role)}</text>')
-        for task in timeline.tasks.values():
-            if task.role == role:
-                shapes += [_bar(s, timeline.start, scale, y, (s.task, s.kind) in on_path) for s in task.segments]
-    shapes += _axis(timeline.step_seconds, scale, _TOP + _ROW * len(roles) + 4)
+        shapes += [_bar(s, timeline.start, scale, y, (s.task, s.kind) in on_path) for s in segments]
+    shapes += _axis(timeline.step_seconds, scale, _TOP + _ROW * len(rows) + 4)
     style = "font-family:sans-serif;font-size:11px"
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{style}">'
     return f'{head}<rect width="100%" height="100%" fill="#ffffff"/>{"".join(shapes)}</svg>'.encode()
+
+
+def row_of(task: TaskTimeline, segment: Segment) -> str:
+    """Whose row a segment stands in: a gap before a task in the task's own, work in that of whoever did it."""
+    return segment.role if segment.kind is Kind.EXECUTE else task.role
 
 
 def _bar(segment: Segment, start: float, scale: float, y: int, is_on_path: bool) -> str:

@@ -124,13 +124,22 @@ def measured_topology(profile: RunProfile) -> Topology:
         async_depth=profile.async_depth,
         tensor_parallel=_tensor_parallel(profile),
         cores=profile.cores,
+        workers=_few_engines(profile),
     )
 
 
 def _tensor_parallel(profile: RunProfile) -> int:
     if profile.rollout is None or "rollout" not in profile.roles:
         return 1
-    return max(1, profile.pools[profile.roles["rollout"]] // max(1, profile.rollout.num_engines))
+    return min(profile.rollout.tensor_parallel, profile.pools[profile.roles["rollout"]])
+
+
+def _few_engines(profile: RunProfile) -> dict[str, int]:
+    """The rollout's ranks, where they are fewer than its pool has bundles."""
+    if profile.rollout is None or "rollout" not in profile.roles:
+        return {}
+    ranks = profile.rollout.num_engines * _tensor_parallel(profile)
+    return {"rollout": ranks} if ranks < profile.pools[profile.roles["rollout"]] else {}
 
 
 def ranks_of_task(task: TaskProfile, profile: RunProfile, topology: Topology) -> int:
@@ -153,7 +162,17 @@ def with_ranks(topology: Topology, **ranks: int) -> Topology:
     unknown = sorted(set(ranks) - set(topology.pools))
     if unknown:
         raise ValueError(f"pools {unknown} do not exist; there are {sorted(topology.pools)}")
-    return replace(topology, pools={**topology.pools, **ranks})
+    pools = {**topology.pools, **ranks}
+    return replace(topology, pools=pools, workers=_kept_workers(topology, pools, topology.roles))
+
+
+def _kept_workers(base: Topology, pools: Mapping[str, int], roles: Mapping[str, str]) -> dict[str, int]:
+    """Limits of roles whose pool stays as it was: one that grows, shrinks or is another is filled."""
+    return {
+        role: limit
+        for role, limit in base.workers.items()
+        if roles.get(role) == base.roles.get(role) and pools[roles[role]] == base.pools[base.roles[role]]
+    }
 
 
 def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
@@ -210,7 +229,13 @@ def override_topology(base: Topology, changes: Mapping[str, str]) -> Topology:
             )
     kept = {name: ranks for name, ranks in pools.items() if name in used}
     return replace(
-        base, pools=kept, roles=roles, colocate=colocate, accelerator_pools=frozenset(accelerated & used), **plain
+        base,
+        pools=kept,
+        roles=roles,
+        colocate=colocate,
+        accelerator_pools=frozenset(accelerated & used),
+        workers=_kept_workers(base, kept, roles),
+        **plain,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from resources.telemetry.reader import SpanReader
 from resources.telemetry.spans import CONTROLLER, RankSpan, TaskSpan
-from resources.telemetry.timeline import role_of
+from resources.telemetry.task_ranks import role_of
 
 _PHASES = ("transfer", "forward", "backward", "optimizer", "communication")
 
@@ -49,7 +49,8 @@ def _task_events(task: TaskSpan, ids: dict[str, int]) -> Iterator[dict[str, Any]
         task.task, group, 0, task.started, task.ended, ids, {"iteration": task.iteration, "bytes": task.dispatch.bytes}
     )
     for rank in task.ranks:
-        yield _event(task.task, group, rank.rank + 1, rank.start, rank.end, ids, _arguments(rank))
+        name = f"{task.task}: {rank.duty}" if rank.duty else task.task
+        yield _event(name, group, rank.rank + 1, rank.start, rank.end, ids, _arguments(rank))
         if "running" in rank.facts:
             for at, running in rank.facts["running"]:
                 time = (rank.start + at) * 1e6

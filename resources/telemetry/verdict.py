@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from resources.telemetry.advice import change_for, evidence_for
-from resources.telemetry.causes import DEFAULT_THRESHOLDS, GRADER_CAUSES, Candidate, Cause, Thresholds, is_rare
+from resources.telemetry.causes import (
+    DEFAULT_THRESHOLDS,
+    GRADER_CAUSES,
+    STEP_WIDE_CAUSES,
+    Candidate,
+    Cause,
+    Thresholds,
+    is_rare,
+)
 from resources.telemetry.detectors import find_candidates
 from resources.telemetry.timeline import Timeline
 
@@ -99,8 +107,8 @@ def judge_run(
         count += 1
         for candidate in iteration:
             cause = Cause.SLOW_GRADER if candidate.cause in GRADER_CAUSES else candidate.cause
-            groups[candidate.role, cause].append(candidate)
-    summed = [_summed(role, cause, group, count, thresholds) for (role, cause), group in groups.items()]
+            groups["" if cause in STEP_WIDE_CAUSES else candidate.role, cause].append(candidate)
+    summed = [_summed(cause, group, count, thresholds) for (_, cause), group in groups.items()]
     verdict = choose(sorted(summed, key=lambda c: -c.gain_seconds), step_seconds / max(1, count), thresholds)
     return replace(verdict, num_steps=max(1, count))
 
@@ -138,8 +146,8 @@ def choose(
     )
 
 
-def _summed(role: str, cause: Cause, group: Sequence[Candidate], count: int, thresholds: Thresholds) -> Candidate:
-    """One candidate for the run: gain per iteration; evidence summed, highest or mean; words of the dearest."""
+def _summed(cause: Cause, group: Sequence[Candidate], count: int, thresholds: Thresholds) -> Candidate:
+    """One candidate for the run: gain per iteration; evidence summed, highest or mean; role and words of the worst."""
     dearest = max(group, key=lambda candidate: candidate.gain_seconds)
     evidence: dict[str, float | str] = {}
     for key, sample in dearest.evidence.items():
@@ -163,4 +171,4 @@ def _summed(role: str, cause: Cause, group: Sequence[Candidate], count: int, thr
             else max(kinds, key=kinds.count, default=dearest.cause)
         )
     gain = sum(candidate.gain_seconds for candidate in group) / max(1, count)
-    return Candidate(role=role, cause=cause, gain_seconds=gain, evidence=evidence)
+    return Candidate(role=dearest.role, cause=cause, gain_seconds=gain, evidence=evidence)

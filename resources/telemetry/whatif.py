@@ -12,6 +12,7 @@ from resources.telemetry.profile import RunProfile, TaskProfile
 from resources.telemetry.sampling import rollout_seconds_of
 from resources.telemetry.simulation import Job, Outcome, busy_seconds, simulate
 from resources.telemetry.spans import CONTROLLER
+from resources.telemetry.task_ranks import GRADING_TASK, VALIDATION
 from resources.telemetry.topology import CPU_ROLES, Topology, measured_topology, ranks_of_task
 
 _DRAWS = 6
@@ -94,7 +95,7 @@ def _jobs(
         for name in order:
             task = profile.tasks[name]
             needs = [index_of[upstream] for upstream in task.upstream if upstream in index_of]
-            gate = round_index - 1 - (topology.async_depth if task.role == "rollout" and not needs else 0)
+            gate = round_index - 1 - (topology.async_depth if _is_rollout(task) and not needs else 0)
             if gate >= 0:
                 needs.append(ends[gate])
             index_of[name] = len(jobs)
@@ -133,9 +134,11 @@ def _job(
         / max(1, profile.prompts_per_iteration * profile.group_size)
     )
     locks = [f"{pool}/fused" if topology.style_of(task.role) == "fused" else f"{pool}/{task.role}"]
-    if task.role == "rollout":
+    if _is_rollout(task):
         seconds = rollout_seconds * _speed_up_of_tensor_parallel(profile, topology)
-    elif task.role == "reward" and profile.grader is not None:
+    elif task.task == VALIDATION:
+        seconds = task.mean_seconds  # held-out prompts are always as many
+    elif task.task == GRADING_TASK and profile.grader is not None:
         seconds = grading_seconds(task, profile, topology, rows_ratio, rollout_seconds)
     elif "weight" in task.task:
         seconds = _sync_seconds(task, profile, topology)
@@ -159,6 +162,11 @@ def _job(
         * (task.num_ranks if "weight" in task.task else ranks),  # a sync has the same work on any ranks
         accelerator=pool if is_accelerated else "",
     )
+
+
+def _is_rollout(task: TaskProfile) -> bool:
+    """Whether it decodes the iteration's responses; a validation has the role of the engines too."""
+    return task.role == "rollout" and task.task != VALIDATION
 
 
 def _rollout_locks(topology: Topology) -> set[str]:
@@ -207,8 +215,7 @@ def _sync_seconds(task: TaskProfile, profile: RunProfile, topology: Topology) ->
 def _speed_up_of_tensor_parallel(profile: RunProfile, topology: Topology) -> float:
     """Cutting an engine over t times the ranks shortens a decode step, less 10 % per doubling for its collectives."""
     assert profile.rollout is not None
-    before = max(1, profile.pools.get(profile.roles.get("rollout", ""), 1) // max(1, profile.rollout.num_engines))
-    ratio = topology.tensor_parallel / before
+    ratio = topology.tensor_parallel / profile.rollout.tensor_parallel
     return 1.0 / (ratio * 0.9 ** max(0.0, math.log2(ratio))) if ratio >= 1 else 1.0 / ratio
 
 

@@ -162,6 +162,7 @@ class TrainedWorker(KeepsState):
             "rows": sum(len(ids) for ids in passes),
             "tokens": tokens,
             "micro_batches": len(passes),
+            "passes": sum(len(ids) for ids in passes) / max(1, len(lengths)),
             "micro_batch_fill": fill_of(tokens, computed),
         }
         self.note_flops(watch, [lengths[row] for ids in passes for row in ids], is_training=True)

@@ -156,6 +156,14 @@ PLANTS: tuple[Plant, ...] = (
         roles={"reference": {"pool": "slow", "colocate": "shared", "worker": f"{WORKERS}:SlowReference"}},
         overrides=("actor.log_prob_micro_batch_size=16",),
     ),
+    Plant(
+        name="a slow reference beside an actor that scores nothing",
+        role="reference",
+        cause=Cause.SLOW_REFERENCE,
+        pools={"main": {"nodes": [1], "cpus_per_bundle": 2}, "slow": {"nodes": [1]}},
+        roles={"reference": {"pool": "slow", "colocate": "shared", "worker": f"{WORKERS}:SlowReference"}},
+        overrides=("actor.log_prob_micro_batch_size=16", "algorithm.num_mini_batches=1", "algorithm.kl.place=loss"),
+    ),
     Plant(name="a driver that serialises", role="controller", cause=Cause.SERIALISE, is_by_value=True),
     Plant(
         name="too small a KV cache",

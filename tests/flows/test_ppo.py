@@ -70,6 +70,15 @@ def test_every_step_of_the_dag_has_a_span(fused_run: RunConfig):
     }  # fmt: skip
 
 
+def test_spans_say_whose_ranks_they_are_of_and_how_many_engines_there_were(fused_run: RunConfig):
+    rows = list(read_lines(Path(fused_run.run_dir) / fused_run.name / "spans.jsonl"))
+    run = next(row for row in rows if row["record"] == "run")
+    assert (run["rollout_engines"], run["rollout_tensor_parallel"]) == (1, 1)
+    duties = {row["task"]: {rank.get("duty") for rank in row["ranks"]} for row in rows if row["record"] == "task"}
+    assert duties["validation"] == {None, "reward"}
+    assert duties["rollout"] == duties["reward"] == duties["actor-update"] == {None}
+
+
 def test_three_pools_and_one_fused_pool_give_the_same_bits(fused_run: RunConfig, tmp_path: Path):
     config = split(tmp_path, "split")
     ppo(config)

@@ -78,5 +78,8 @@ def test_every_source_scores_the_rows_of_a_run(tmp_path: Path, serve: Serve):
     spans = list(read_lines(tmp_path / "sources" / "spans.jsonl"))
     scored = [span for span in spans if span.get("task") == "reward"]
     assert {span["pool"] for span in scored} == {"scoring"}
+    # The reward model's seconds are part of the step, and of its graders.
+    assert {rank.get("duty") for span in scored for rank in span["ranks"]} == {None, "reward_model.preference"}
+    assert [{one["name"]: one["calls"] for one in span["graders"]}["preference"] for span in scored] == [1, 1]
     told = {grader["name"]: grader for grader in scored[0]["graders"]}
     assert {"rule", "python", "group", "judge", "service"} <= set(told)
