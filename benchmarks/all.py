@@ -1,56 +1,84 @@
-"""The benchmarks of `NAMES`, one table: `python -m benchmarks.all [--json] [--only NAME ...]`.
+"""The benchmarks of `COMMANDS`, one table: `python -m benchmarks.all [--json] [--only NAME ...]`.
 
-Each runs in a process of its own, so that none inherits another's threads, caches or cluster. Exit 0 when all targets
-hold. The table of the algorithms takes an hour and is left to its own command, `python -m benchmarks.algorithms`.
+Each runs in a process of its own, so that none inherits another's threads, caches or cluster; its lines are printed as
+it ends, the table at the end. Exit 0 when all targets hold and every benchmark ended well. Left to their own commands:
+
+    python -m benchmarks.growth --only iterations    a quarter of an hour for 2,000 of them, and of fewer no memory can
+                                                     be told from the warm-up
+    python -m benchmarks.peers                       TRL and verl have environments of their own (make bench-peers)
+    python -m benchmarks.quickstart                  whole runs of three seeds, a quarter of an hour
+    python -m benchmarks.algorithms                  an hour; and benchmarks.algorithms_flow
+    python -m benchmarks.scaling                     measures nothing: it carries figures to larger machines
+    benchmarks/gpu_check.sh                          needs a GPU
 """
 
 import argparse
 import json
-import subprocess
 import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-NAMES = (
-    "dispatch", "train_step", "update_settings", "rollout", "compiled_sampling", "weight_sync", "reward_loop",
-    "controller_tax", "telemetry", "telemetry_on_off", "checkpoint", "servers", "async_depth", "iteration", "whatif",
-)  # fmt: skip
-DEADLINE_SECONDS = 1800.0
+from benchmarks.figure import text_of
+from benchmarks.in_a_process import run
+
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "dispatch": ((),),
+    "train_step": ((),),
+    "update_settings": ((),),
+    "rollout": ((),),
+    "compiled_sampling": ((),),
+    "weight_sync": ((),),
+    "reward_loop": ((),),
+    "controller_tax": ((),),
+    "telemetry": ((),),
+    "telemetry_on_off": ((),),
+    "checkpoint": ((),),
+    "servers": ((),),
+    "async_depth": ((),),
+    "iteration": (
+        (),
+        ("--model", "smollm2", "--keep-memory"),
+        ("--model", "smollm2", "--keep-memory", "--tokens", "128"),
+        ("--model", "smollm2", "--keep-memory", "--dtype", "bfloat16"),
+    ),
+    "startup": ((),),
+    "growth": (("--only", "work", "--no-plots"), ("--only", "ranks", "--counts", "2", "8", "64", "--no-plots")),
+    "whatif": ((),),
+}
+"""Benchmark -> its runs, each by its arguments."""
+DEADLINE_SECONDS = 3600.0
+"""Of one run."""
 
 
-def run(name: str) -> list[dict[str, Any]]:
-    """The lines of one benchmark; one line that says so when it did not end well."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return [failed(name, f"took longer than {DEADLINE_SECONDS:g} s")]
-    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        return [failed(name, (ended.stderr.strip().splitlines() or ["no output"])[-1])]
-    return [{**line, "benchmark": name} for line in lines]
+def lines_of(name: str, arguments: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The lines of one run, and one that says so when it did not end well."""
+    ended = run(name, arguments, DEADLINE_SECONDS)
+    lines = [{**line, "benchmark": name} for line in ended.lines]
+    return [*lines, failed(name, arguments, ended.problem)] if ended.problem else lines
 
 
-def failed(name: str, reason: str) -> dict[str, Any]:
-    """A line for a benchmark without figures."""
-    return {"benchmark": name, "name": reason, "value": None, "unit": "", "target": None, "better": "", "ok": False}
+def failed(name: str, arguments: tuple[str, ...], reason: str) -> dict[str, Any]:
+    """A line without a figure."""
+    said = f"{' '.join(arguments)}: {reason}" if arguments else reason
+    return {"benchmark": name, "name": said, "value": None, "unit": "", "target": None, "better": "", "ok": False}
 
 
 def main() -> int:
     """Run, print, and say by the exit code whether every target holds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    arguments = parser.parse_args()
+    parser.add_argument("--only", nargs="+", choices=list(COMMANDS), default=list(COMMANDS))
+    options = parser.parse_args()
     found: list[dict[str, Any]] = []
-    for name in arguments.only:
-        lines = run(name)
-        found += lines
-        if arguments.json:
-            print("\n".join(json.dumps(line) for line in lines), flush=True)
-    if not arguments.json:
+    for name in options.only:
+        for arguments in COMMANDS[name]:
+            lines = lines_of(name, arguments)
+            found += lines
+            for line in lines:
+                print(json.dumps(line) if options.json else f"{name}: {text_of(line)}", flush=True)
+    if not options.json:
         Console().print(_table(found))
     return 0 if all(line["ok"] for line in found) else 1
 

@@ -1,9 +1,9 @@
 """What a benchmark says: figures, each with its target; as a table or as a JSON object a line."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Better = Literal["lower", "higher"]
 
@@ -26,18 +26,25 @@ class Figure:
             return True
         return self.value <= self.target if self.better == "lower" else self.value >= self.target
 
+    def to_json(self) -> dict[str, Any]:
+        """As every benchmark's line."""
+        return {**asdict(self), "ok": self.ok}
+
+
+def text_of(line: Mapping[str, Any]) -> str:
+    """A line of JSON as a person reads it; one without a value says by its name why there is none."""
+    if line["value"] is None:
+        return f"{line['name']}  FAILED"
+    target = "" if line["target"] is None else f"{'<=' if line['better'] == 'lower' else '>='} {line['target']:g}"
+    verdict = "" if line["target"] is None else ("ok" if line["ok"] else "MISSED")
+    note = line.get("note", "")
+    return f"{line['name']:44} {line['value']:12.4g} {line['unit']:8} {target:>10} {verdict:7} {note}".rstrip()
+
 
 def report(figures: Iterable[Figure], as_json: bool) -> int:
     """Print them; the exit code: 0 when every target holds."""
     all_ok = True
     for figure in figures:
         all_ok &= figure.ok
-        if as_json:
-            print(json.dumps({**asdict(figure), "ok": figure.ok}), flush=True)
-            continue
-        target = "" if figure.target is None else f"{'<=' if figure.better == 'lower' else '>='} {figure.target:g}"
-        verdict = "" if figure.target is None else ("ok" if figure.ok else "MISSED")
-        print(
-            f"{figure.name:44} {figure.value:12.4g} {figure.unit:8} {target:>10} {verdict:7} {figure.note}", flush=True
-        )
+        print(json.dumps(figure.to_json()) if as_json else text_of(figure.to_json()), flush=True)
     return 0 if all_ok else 1

@@ -1,12 +1,14 @@
 """How the cost of an iteration grows, and whether memory does: plots into docs/growth/.
 
     python -m benchmarks.growth [--json] [--only work ranks iterations] [--iterations 2000] [--counts 2 8 64]
+                                [--no-plots]
 
 `work`: a real iteration (a tiny Llama sampled by vLLM, scored, trained, synced, all in one process) against prompts,
 response length and group size, every response as long as the limit. `ranks`: the nine no-op steps of
 `benchmarks.controller_tax` with 2 to 64 workers. `iterations`: thousands of them, each leaving a megabyte in the store,
-with the time of each and the resident memory of driver, task hosts and Prefect server. Plots and figures come from one
-run of the named part; `docs/growth/figures.json` keeps the points.
+with the time of each and the resident memory of driver, task hosts and Prefect server. What a run measures replaces
+what `docs/growth/figures.json` has of the named part, and the plots are drawn from that file. Of `ranks` a run replaces
+the counts that it was given and no others, so that figure is of one run and its plot may be of several.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from configs.training import PrefectConfig  # noqa: E402
 from resources.cluster import Cluster  # noqa: E402
 from resources.worker_group import start_group  # noqa: E402
 from resources.worker_spec import WorkerSpec  # noqa: E402
-from tasks.api import prefect_api  # noqa: E402
+from tasks.api import prefect_api, quick_retries  # noqa: E402
 from tasks.hosts import HostSet, start_hosts  # noqa: E402
 from tasks.retention import Retention  # noqa: E402
 from tasks.runner import ON_POOLS  # noqa: E402
@@ -55,6 +57,8 @@ MAX_SLOWER = 1.25
 """Median of the last tenth of the iterations over that of the second tenth."""
 BASE = {"prompts": 16, "length": 32, "group": 4}
 WAYS = {"prompts": (8, 16, 32, 64, 128), "length": (8, 16, 32, 64, 128), "group": (2, 4, 8, 16, 32)}
+REPEATS = 5
+"""Of each size, after one that warms up."""
 LONGEST = max(WAYS["length"])
 Points = list[tuple[float, float]]
 
@@ -82,7 +86,7 @@ def work_config(prompts: int, length: int, group: int) -> RunConfig:
     )
 
 
-def work(repeats: int = 3) -> tuple[dict[str, Points], list[Figure]]:
+def work(repeats: int = REPEATS) -> tuple[dict[str, Points], list[Figure]]:
     """Seconds of a real iteration against each size."""
     from tests.tasks.local_run import LocalRun, cast_here
 
@@ -144,7 +148,7 @@ def stage(home: Path, workers: int) -> Iterator[HostSet]:
 def many_iterations(count: int, hosts: HostSet, watch: Callable[[int], None]) -> list[float]:
     """Seconds of each iteration, the dropping of its batch included; `watch` is called between them."""
     seconds = []
-    with UiWriter() as writer:
+    with quick_retries(), UiWriter() as writer:  # as every run has
         retention = Retention(writer, KEEP)
         for number in range(count):
             began = time.monotonic()
@@ -219,7 +223,7 @@ def draw(part: str, found: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "figures.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
-    if part == "ranks":  # in several runs, where one would take too long
+    if part == "ranks":  # counts of earlier runs stay, see the module
         found = sorted({**dict(kept.get("ranks", ())), **dict(found)}.items())
     charts: dict[str, str] = {}
     if part == "work":
@@ -258,6 +262,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--counts", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], help="workers, for ranks")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--no-plots", action="store_true", help="print the figures and write nothing")
     options = parser.parse_args()
     parts: dict[str, Callable[[], tuple[Any, list[Figure]]]] = {
         "work": work, "ranks": lambda: ranks(options.counts), "iterations": lambda: iterations(options.iterations)
@@ -265,7 +270,8 @@ def main() -> int:
     figures: list[Figure] = []
     for part in options.only:
         found, measured = parts[part]()
-        draw(part, found, options.folder)
+        if not options.no_plots:
+            draw(part, found, options.folder)
         figures += measured
     return report(figures, options.json)
 

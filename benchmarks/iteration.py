@@ -1,22 +1,22 @@
 """A whole iteration against a bare loop of plain torch and vLLM on the same work.
 
     python -m benchmarks.iteration [--json] [--rounds 5] [--model tiny | smollm2] [--tokens 32] [--dtype float32]
+                                   [--keep-memory]
 
 Both sample the same prompts with the same seeds, score them under the reference, take the same optimizer step on the
-same real tokens and give the engine the new weights; the bare loop is written without anything of ours but the data,
-its arithmetic in bfloat16 being torch's autocast. The framework side runs in one process through the workers, so the
-ratio is the price of rows, plans, metrics and checks; what Prefect and Ray add to an iteration is
-`benchmarks.controller_tax`. `smollm2` is the real SmolLM2-135M, 8 prompts x 4 responses of `--tokens` tokens.
+same real tokens and give the engine the new weights; each samples with nothing in the engine's prefix cache. The bare
+loop is written without anything of ours but the data: models of its own that attend by torch's `sdpa`, its arithmetic
+in bfloat16 being torch's autocast. With `--keep-memory` glibc keeps what a step has freed, on both sides, as it does in
+the processes of a run on CPUs. The framework side runs in one process through the workers, so the ratio is the price of
+rows, plans, metrics and checks; what Prefect and Ray add to an iteration is `benchmarks.controller_tax`. `smollm2` is
+the real SmolLM2-135M, 8 prompts x 4 responses of `--tokens` tokens.
 """
 
 import argparse
 import contextlib
-import copy
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 from configs.environment import apply_defaults
@@ -28,12 +28,16 @@ from tensordict import TensorDict  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
 from benchmarks.figure import Figure, report  # noqa: E402
+from benchmarks.pairs import time_sides  # noqa: E402
 from configs.load import load_config  # noqa: E402
+from configs.model import ModelConfig  # noqa: E402
 from configs.run import RunConfig  # noqa: E402
 from resources.batch import columns_of, join_columns, make_shard, ragged_from_values, row_lengths, to_padded  # noqa: E402
 from resources.engines.base import Sampling  # noqa: E402
 from resources.engines.vllm import sampling_params  # noqa: E402
+from resources.models.causal_lm import build_causal_lm  # noqa: E402
 from resources.models.packaged import fetch_packaged_model  # noqa: E402
+from resources.ranks import KEPT_MEMORY  # noqa: E402
 from resources.rollout_rows import requests_of, rows_of  # noqa: E402
 from resources.update_plan import make_update_plans  # noqa: E402
 from resources.workers.actor import ActorWorker  # noqa: E402
@@ -116,9 +120,10 @@ class Bare:
     def __init__(self, ours: Ours) -> None:
         self.ours = ours
         is_exact = ours.config.model.dtype == "float32"
-        # In float32 both sides share one model; the other arithmetic lives in our wrapper, so the bare side has a copy.
-        self.model: PreTrainedModel = ours.actor.module.lm if is_exact else _float32_copy(ours)
-        self.frozen: PreTrainedModel = ours.reference.module.lm
+        model, seed = ours.config.model, ours.config.seed
+        self.model = plain_model(model, seed).train()
+        frozen = plain_model(model, seed)
+        self.frozen = frozen if is_exact else frozen.bfloat16()
         self.autocast = contextlib.nullcontext() if is_exact else torch.autocast("cpu", torch.bfloat16)
         self.dtype = torch.float32 if is_exact else torch.bfloat16
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
@@ -157,12 +162,21 @@ class Bare:
         weights = [(name, tensor.detach().to(self.dtype)) for name, tensor in self.model.named_parameters()]
         head = [("lm_head.weight", tensor) for name, tensor in weights if name.endswith("embed_tokens.weight")]
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter([*weights, *head])})
-        self.llm.reset_prefix_cache()
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty the engine's prefix cache. Raises RuntimeError when the engine keeps it."""
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM did not empty its prefix cache; the next sampling would be timed with prompts in it"
+            )
 
 
-def _float32_copy(ours: Ours) -> PreTrainedModel:
-    model = copy.deepcopy(ours.reference.module.lm).float()
-    return model.requires_grad_(True).train()
+def plain_model(model: ModelConfig, seed: int) -> PreTrainedModel:
+    """In float32, as one loads it without us: attention by torch's `sdpa`."""
+    built = build_causal_lm(model, seed)
+    built.set_attn_implementation("sdpa")
+    return built
 
 
 def log_probs(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
@@ -181,13 +195,6 @@ def advantages_for(rows: TensorDict) -> TensorDict:
     return make_shard({"row_ids": columns["row_ids"].clone(), "advantages": advantages, "train_mask": mask})
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Wall time of a call."""
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
 def main() -> int:
     """Ratios of pairs, both sides in turn within one run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -196,25 +203,22 @@ def main() -> int:
     parser.add_argument("--model", choices=["tiny", "smollm2"], default="tiny")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--keep-memory", action="store_true", help="as ranks on CPUs do; starts this process anew")
     arguments = parser.parse_args()
+    if arguments.keep_memory and not KEPT_MEMORY.items() <= os.environ.items():
+        command = [sys.executable, "-m", "benchmarks.iteration", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **KEPT_MEMORY})  # glibc reads them when a process starts
     threads = 1 if arguments.model == "tiny" else len(os.sched_getaffinity(0))
     ours = Ours(config_of(arguments.model, arguments.tokens, arguments.dtype), threads)
     bare = Bare(ours)
-    times: dict[str, list[float]] = {"ours": [], "bare": []}
-    parts: dict[str, list[float]] = {}
-    for iteration in range(arguments.rounds + 1):
-        rows = ours.sample(iteration)
-        for side, loop in {"ours": ours, "bare": bare}.items():
-            sampled = seconds(lambda loop=loop, i=iteration: loop.sample(i))
-            trained = seconds(lambda loop=loop, r=rows: loop.train(r))
-            if iteration:  # the first round warms up
-                times[side].append(sampled + trained)
-                parts.setdefault(f"{side} samples", []).append(sampled)
-                parts.setdefault(f"{side} trains", []).append(trained)
-    ratios = sorted(a / b for a, b in zip(times["ours"], times["bare"], strict=True))
+    parts = time_sides({"ours": ours, "bare": bare}, bare.forget, arguments.rounds)
+    own, theirs = ([sum(both) for both in zip(parts[f"{side} samples"], parts[f"{side} trains"], strict=True)]
+                   for side in ("ours", "bare"))  # fmt: skip
+    ratios = sorted(a / b for a, b in zip(own, theirs, strict=True))
     ratio = statistics.median(ratios)
     medians = ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in parts.items())
     what = "" if arguments.model == "tiny" else f", {arguments.model}, {arguments.tokens} tokens"
+    what += ", memory kept" if arguments.keep_memory else ""
     figure = Figure(
         name=f"iteration / bare torch + vLLM{what}, {arguments.dtype}",
         value=ratio,

@@ -8,7 +8,8 @@ ours is `callsheet train` with Prefect and Ray, the weights' way to the engine i
 (TRL takes none). Every response has all its tokens. Ours takes one micro-batch and an engine that compiles; of TRL's
 settings the fastest counts: autocast or weights in bfloat16 (with either attention), one micro-batch or four. Ours runs
 before theirs and again after. verl: an empty call to two workers, and 256 MiB to two workers and a column back. The
-first step of each side warms up and is left out; ratios are ours over theirs, of medians within one run.
+first step of each side warms up and is left out; ratios are ours over theirs, of medians within one run. Peers run with
+the environment of whoever starts this: what `configs/environment.py` sets for our own processes is kept from them.
 """
 
 import argparse
@@ -19,14 +20,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.environment import apply_defaults
+from configs.environment import DEFAULTS, apply_defaults
 
+GIVEN = dict(os.environ)
+"""The environment as the user has it, before ours is in it."""
 apply_defaults()
 
-from benchmarks.figure import Figure, report  # noqa: E402
+from benchmarks.figure import Figure, report  # noqa: E402 - the environment is read first
+from benchmarks.in_a_process import run  # noqa: E402
 from configs.load import dump_config, load_config  # noqa: E402
 from configs.run import RunConfig  # noqa: E402
 
@@ -34,6 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / ".venv-peers"
 MAX_RATIO = {"bfloat16": 0.50, "float32": 0.60}
 DEADLINE_SECONDS = 3600.0
+PRIVATE = ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", "DO_NOT_TRACK")
+"""Of our environment what peers have too: no stranger on Ray's ports, no word to outside."""
 PURE = [["--pure"], ["--pure", "--attention", "eager"]]
 LR, KL_COEF = 1e-5, 0.01
 PROMPTS = 8
@@ -102,7 +109,7 @@ def run_ours(config: RunConfig, folder: Path) -> dict[str, list[float]]:
     file = folder / "config.yaml"
     file.write_text(json.dumps(dump_config(config)))  # JSON is YAML
     command = [sys.executable, "-c", "import sys; from flows.cli import main; sys.exit(main())", "train", str(file)]
-    _run(command)
+    _run(command, os.environ)
     lines = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]
     keys = {"seconds": "time/iteration", "rewards": "reward/score_mean", "lengths": "rollout/response_length_mean"}
     return {name: [line[key] for line in lines] for name, key in keys.items()}
@@ -113,11 +120,16 @@ def run_trl(folder: Path, *, model: Path, prompts: Path, tokens: int, dtype: str
     command = [str(ENVIRONMENTS / "trl/bin/python"), "-m", "benchmarks.peer_trl", "--model", str(model)]
     command += ["--prompts", str(prompts), "--steps", str(steps), "--tokens", str(tokens), "--dtype", dtype]
     command += ["--lr", str(LR), "--kl-coef", str(KL_COEF), "--folder", str(folder / "trl"), *extra]
-    return json.loads(_run(command).splitlines()[-1])
+    return json.loads(_run(command, peer_environment(GIVEN)).splitlines()[-1])
 
 
-def _run(command: list[str]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def peer_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What a peer runs with: the user's own environment, in which no setting of ours makes it slower or faster."""
+    return {**{key: DEFAULTS[key] for key in PRIVATE}, **given}
+
+
+def _run(command: list[str], given: Mapping[str, str]) -> str:
+    environment = {**given, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, env=environment, cwd=ROOT, check=False
     )
@@ -218,11 +230,12 @@ def _middle(values: list[float]) -> float:
 
 def verl_figures() -> list[Figure]:
     """Our empty call and our batch beside verl's."""
-    theirs = json.loads(_run([str(ENVIRONMENTS / "verl/bin/python"), "-m", "benchmarks.peer_verl"]).splitlines()[-1])
-    command = [sys.executable, "-m", "benchmarks.dispatch", "--json", "--sizes", "2", "--skip-start"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    ours = {line["name"]: line for line in map(json.loads, ended.stdout.splitlines())}
+    command = [str(ENVIRONMENTS / "verl/bin/python"), "-m", "benchmarks.peer_verl"]
+    theirs = json.loads(_run(command, peer_environment(GIVEN)).splitlines()[-1])
+    ended = run("dispatch", ("--sizes", "2", "--skip-start"), 600.0, {**os.environ, "PYTHONPATH": str(ROOT)})
+    if ended.problem:
+        raise RuntimeError(f"benchmarks.dispatch did not end well: {ended.problem}")
+    ours = {line["name"]: line for line in ended.lines}
     empty = next(line for name, line in ours.items() if name.startswith("empty call"))
     held = next(line for name, line in ours.items() if "from the driver" in name)
     # "ours 1.02 (0.95-1.10) ms, bare Ray ..."

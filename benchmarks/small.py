@@ -4,17 +4,20 @@
     python -m benchmarks.small --record [--only NAME ...]    # write what was measured, after a change that is meant
 
 Only ratios whose two sides run in turn in one process, or that do not depend on time at all: what else the machine does
-meets both sides. A ratio that looks worse is measured up to twice more, and counts if it is worse each time.
+meets both sides. A ratio that looks worse is measured up to twice more, and counts if it is worse each time. A
+benchmark that does not end well, or does not print the ratios that are recorded of it, fails.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.in_a_process import run
 
 MAX_WORSENING = 0.25
 RECORDED = Path(__file__).with_name("recorded.json")
@@ -27,22 +30,18 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "iteration": ("--rounds", "7"),
 }
 """Benchmark -> its arguments."""
+UNITS_OF_NO_RATIO = ("s", "tokens/s", "MiB")
 
 
 def measure(name: str) -> dict[str, dict[str, Any]]:
-    """The ratios of one benchmark, by name."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *COMMANDS[name]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, env=environment, check=False
-    )
-    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        raise RuntimeError(f"benchmarks.{name} printed nothing: {ended.stderr[-2000:]}")
-    return {f"{name}: {line['name']}": line for line in lines if line["unit"] not in ("s", "tokens/s", "MiB")}
+    """The ratios of one benchmark, by name. Raises RuntimeError when it did not end well."""
+    ended = run(name, COMMANDS[name], DEADLINE_SECONDS, {**os.environ, "OMP_NUM_THREADS": "1"})
+    if ended.problem:
+        raise RuntimeError(f"benchmarks.{name} did not end well: {ended.problem}")
+    return {f"{name}: {line['name']}": line for line in ended.lines if line["unit"] not in UNITS_OF_NO_RATIO}
 
 
-def worsening(line: dict[str, Any], recorded: float) -> float:
+def worsening(line: Mapping[str, Any], recorded: float) -> float:
     """By which share the ratio is worse than `recorded`; negative when it is better.
 
     >>> worsening({"value": 1.2, "better": "lower"}, 1.0)
@@ -53,9 +52,40 @@ def worsening(line: dict[str, Any], recorded: float) -> float:
     return line["value"] / recorded - 1 if line["better"] == "lower" else recorded / line["value"] - 1
 
 
-def worse_ones(found: dict[str, dict[str, Any]], recorded: dict[str, float]) -> list[str]:
-    """Names whose ratio is worse than the bound allows."""
-    return [name for name, line in found.items() if worsening(line, recorded[name]) > MAX_WORSENING]
+def worse_ones(found: Mapping[str, dict[str, Any]], recorded: Mapping[str, float]) -> list[str]:
+    """Names whose ratio is worse than the bound allows; one that is no number is."""
+    return [name for name, line in found.items() if not worsening(line, recorded[name]) <= MAX_WORSENING]
+
+
+def differences(benchmark: str, found: Collection[str], recorded: Collection[str]) -> list[str]:
+    """What makes a comparison incomplete: ratios that were recorded and are not printed any more, or the reverse."""
+    own = {name for name in recorded if name.startswith(f"{benchmark}: ")}
+    return [
+        *(f"{name!r} is recorded and was not printed" for name in sorted(own - set(found))),
+        *(f"{name!r} was printed and is not recorded" for name in sorted(set(found) - own)),
+    ]
+
+
+def compared(name: str, recorded: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """The ratios of one benchmark, those that look worse measured again.
+
+    Raises RuntimeError when they are not those that are recorded.
+    """
+    found = measure(name)
+    if differ := differences(name, found, recorded):
+        raise RuntimeError(f"{'; '.join(differ)} in {RECORDED.name}; mend the benchmark, or run with --record")
+    for _ in range(REPEATS):
+        if worse := worse_ones(found, recorded):
+            again = measure(name)
+            found |= {key: again[key] for key in worse}
+    return found
+
+
+def record(names: Collection[str], recorded: Mapping[str, float]) -> None:
+    """Write what these benchmarks print now in place of all that is recorded of them."""
+    kept = {name: value for name, value in recorded.items() if name.partition(": ")[0] not in names}
+    measured = {key: round(line["value"], 3) for name in names for key, line in measure(name).items()}
+    RECORDED.write_text(json.dumps(dict(sorted({**kept, **measured}.items())), indent=1) + "\n")
 
 
 def main() -> int:
@@ -67,23 +97,10 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     recorded: dict[str, float] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    measured: dict[str, dict[str, Any]] = {}
-    for name in options.only:
-        found = measure(name)
-        if not options.record:
-            unknown = sorted(found.keys() - recorded.keys())
-            if unknown:
-                print(f"{unknown} are not in {RECORDED.name}; run with --record", file=sys.stderr)
-                return 1
-            for _ in range(REPEATS):
-                if worse := worse_ones(found, recorded):
-                    again = measure(name)
-                    found |= {key: again[key] for key in worse}
-        measured |= found
     if options.record:
-        found = {**recorded, **{name: round(line["value"], 3) for name, line in measured.items()}}
-        RECORDED.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+        record(options.only, recorded)
         return 0
+    measured = {key: line for name in options.only for key, line in compared(name, recorded).items()}
     worse = worse_ones(measured, recorded)
     for name, line in measured.items():
         change = worsening(line, recorded[name])

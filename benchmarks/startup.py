@@ -1,6 +1,6 @@
 """From `callsheet train` to the first rollout, warm: imports, Ray, Prefect, workers, warm-up, first weights.
 
-    python -m benchmarks.startup [--json] [--rounds 3]
+    python -m benchmarks.startup [--json] [--rounds 5]
 
 Each round is a whole run of one iteration of the quick start in a process of its own, its Prefect database fresh; one
 round before them fills the caches of files. Times are read from the run's own spans, on the clock of the machine. The
@@ -71,7 +71,7 @@ def main() -> int:
     """Measure, print, and give the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     plain = measure(options.rounds, "sft=null")
     trained = measure(options.rounds)

@@ -143,8 +143,8 @@ class _Ask:
 
     @property
     def is_light(self) -> bool:
-        """Runs no model, so it does not compete for threads."""
-        return not self.takes_accelerator and self.roles[0] in ("advantage", "reward", "env")
+        """None of its roles runs a model, so it does not compete for threads."""
+        return not self.takes_accelerator and all(role in ("advantage", "reward", "env") for role in self.roles)
 
 
 def _ask(config: "RunConfig", roles: tuple[RoleName, ...]) -> _Ask:

@@ -155,7 +155,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "rollout": _rollout,
     "reward": _reward,
     "teacher": _teacher,
-    "advantage": lambda cast, group, role: {"kwargs": {"threads": 1}},
+    "advantage": lambda cast, group, role: {"kwargs": {"threads": group.threads}},
     "env": _env,
     "demonstrations": _demonstrations,
     "preferences": lambda cast, group, role: {"args": (cast.model, cast.config.data, cast.config.rollout)},

@@ -49,11 +49,4 @@ FACTS: dict[str, str] = {
     "telemetry_cpu_seconds": "I: telemetry's own CPU time, all processes",
     "attempts": "I: attempts it took",
     "between_seconds": "I: from the end of the iteration before to the first submission: commit, snapshot, Prefect",
-    # system, R, I (from SystemSampler)
-    "cpu_percent": "R, I: of all cores of the node",
-    "memory_bytes": "R, I: used on the node",
-    "resident_bytes": "R: of the process",
-    "object_store_bytes": "I: used, as the caller was told by Ray",
-    "gpu_percent": "R: utilisation, nvidia-ml",
-    "gpu_memory_bytes": "R: in use, nvidia-ml",
 }

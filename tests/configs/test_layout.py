@@ -1,5 +1,7 @@
 """Which processes a config asks for, and what each takes of its bundle. Numbers by hand."""
 
+import pytest
+
 from configs.layout import active_roles, cut, data_parallel_size, process_groups, styles
 from configs.load import check_config, dump_config, load_config
 
@@ -78,3 +80,23 @@ def test_the_duties_of_a_hybrid_role_are_fused():
     }
     found = styles(check_config(data))
     assert (found["actor"], found["rollout"], found["reward"]) == ("fused", "fused", "shared")
+
+
+@pytest.mark.parametrize("light", ["reward", "advantage"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_process_with_a_model_has_the_bundles_threads_wherever_a_light_role_stands(light: str, is_first: bool):
+    # 2 CPUs; the other light role is a process of its own, with one thread
+    models = ["actor", "rollout", "reference", "critic"]
+    order = [light, *models] if is_first else [*models, light]
+    fused = ", ".join(f"{role}: {{pool: main, colocate: fused}}" for role in order)
+    other = "" if light == "reward" else ", reward: {pool: main}"
+    found = groups("quickstart", f"roles={{{fused}{other}}}")
+    alone = "advantage" if light == "reward" else "reward"
+    assert {name: threads for name, (_, _, _, threads) in found.items()} == {"+".join(order): 2, alone: 1}
+
+
+def test_fused_roles_without_a_model_are_one_thread():
+    fused = ", ".join(f"{role}: {{pool: graders, colocate: fused}}" for role in ("reward", "advantage"))
+    models = ", ".join(f"{role}: {{pool: main}}" for role in ("actor", "rollout", "reference", "critic"))
+    pools = "pools={main: {nodes: [1], cpus_per_bundle: 8}, graders: {nodes: [1], cpus_per_bundle: 2}}"
+    assert groups("quickstart", pools, f"roles={{{models}, {fused}}}")["reward+advantage"][3] == 1

@@ -44,3 +44,10 @@ def test_training_and_validation_rows_differ(name: str):
     train = {(source.kind, source.path, source.split, source.seed) for source in config.data.sources}
     held_out = {(source.kind, source.path, source.split, source.seed) for source in config.validation.sources}
     assert not train & held_out
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_lets_the_engine_compile_and_capture_graphs_on_gpus_and_on_them_alone(name: str):
+    config = load_config(name)
+    on_gpu = any(pool.accelerator == "gpu" for pool in config.pools.values())
+    assert config.rollout.enforce_eager is not on_gpu

@@ -97,3 +97,21 @@ def test_engines_whose_ranks_ray_put_on_two_nodes_are_refused(nodes: str, is_ref
         return
     with pytest.raises(PoolError, match=r"pool engines: roles.rollout.tensor_parallel is 2, and ranks \d to \d"):
         check_peers(config, landed, group)
+
+
+@pytest.mark.parametrize("is_advantage_last", [False, True])
+def test_every_worker_of_a_fused_process_is_made_with_the_threads_of_the_process(is_advantage_last: bool):
+    """Each sets torch's threads for all that sit with it, so the last one made would decide."""
+    models = ["actor", "rollout", "reference", "critic"]
+    order = [*models, "advantage"] if is_advantage_last else ["advantage", *models]
+    fused = ", ".join(f"{role}: {{pool: main, colocate: fused}}" for role in order)
+    config = load_config("quickstart", [f"roles={{{fused}, reward: {{pool: main}}}}"])
+    group = next(group for group in process_groups(config) if "advantage" in group.roles)
+    specs = [worker_spec(Casting(config=config, model=config.model), group, duty) for duty in order]
+    assert [(spec.threads, spec.kwargs["threads"]) for spec in specs] == [(2, 2)] * 5
+
+
+def test_an_advantage_worker_alone_has_the_threads_that_its_role_says():
+    config = load_config("quickstart", ["roles.advantage={pool: main, threads: 2}"])
+    group = next(group for group in process_groups(config) if group.roles == ("advantage",))
+    assert worker_spec(Casting(config=config, model=config.model), group, "advantage").kwargs == {"threads": 2}

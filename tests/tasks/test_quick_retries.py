@@ -5,12 +5,16 @@ import contextlib
 import socket
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from benchmarks import controller_tax, growth
 from tasks.api import IDLE_SECONDS, hint_retry, hooked_clients, quick_retries
 
 
@@ -91,3 +95,24 @@ def test_a_connection_is_given_up_before_a_server_closes_it():
     for connection in accepted:
         connection.close()
     assert len(accepted) == 2  # the first two requests share a connection; the third comes too late for it
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "gives"),
+    [
+        (growth, (2, SimpleNamespace(drop=lambda batch_id: None), lambda number: None), None),
+        (controller_tax, (2,), (0, None)),
+    ],
+)
+def test_no_op_iterations_ask_a_busy_server_again_as_soon_as_those_of_a_run(
+    module: Any, arguments: tuple[Any, ...], gives: Any, monkeypatch: pytest.MonkeyPatch, prefect_session: None
+):
+    asked: list[bool] = []
+
+    def iterate(*_: Any, **__: Any) -> Any:
+        asked.append(hint_retry in get_client(sync_client=True)._client.event_hooks["response"])
+        return gives
+
+    monkeypatch.setattr(module, "call_iteration", iterate)
+    module.many_iterations.fn(*arguments)
+    assert asked == [True, True]

@@ -1,10 +1,10 @@
-"""Probes: slots over time, lengths, latencies, micro-batch fill, operations."""
+"""Probes: slots over time, lengths, latencies, operations."""
 
 import pytest
 
 from resources.telemetry.facts import FACTS
 from resources.telemetry.flops import flop_utilisation, model_flops
-from resources.telemetry.probes import GraderLatency, MicroBatchFill, SystemSampler, peak_memory_bytes
+from resources.telemetry.probes import GraderLatency
 from resources.telemetry.rollout_gauge import (
     RolloutGauge,
     fit_decode_cost,
@@ -102,15 +102,6 @@ def test_one_slow_call_is_counted_and_the_median_stays():
     assert GraderLatency("none", "rule").facts()["calls"] == 0
 
 
-def test_a_dummy_micro_batch_lowers_the_fill_and_adds_no_token():
-    fill = MicroBatchFill()
-    fill.add(real_tokens=8, padded_tokens=8)
-    fill.add(real_tokens=0, padded_tokens=8)
-    assert fill.facts() == {"tokens": 8, "micro_batches": 2, "micro_batch_fill": 0.5}
-    with pytest.raises(ValueError, match="real_tokens is 9 of 8 padded tokens"):
-        fill.add(real_tokens=9, padded_tokens=8)
-
-
 def test_training_needs_three_times_the_operations_of_a_forward():
     sizes = {"num_parameters": 1000, "num_layers": 2, "hidden_size": 8, "tokens": 10, "mean_length": 4.0}
     assert model_flops(**sizes, is_training=False) == 10 * (2000 + 2 * 2 * 8 * 4)
@@ -119,17 +110,11 @@ def test_training_needs_three_times_the_operations_of_a_forward():
     assert flop_utilisation(1.0, 1.0, "a CPU") is None
 
 
-def test_probes_only_use_documented_names():
-    sampler = SystemSampler()
+def test_the_gauge_only_uses_documented_names():
     probe = RolloutGauge(4)
     probe.observe(running=1, waiting=2, kv_cache_use=0.5, tokens=0)
     probe.observe(running=2, waiting=0, kv_cache_use=0.5, tokens=9)
-    fill = MicroBatchFill()
-    fill.add(real_tokens=1, padded_tokens=2)
-    names = {*sampler.sample(object_store_bytes=7), *probe.facts(), *fill.facts(), *response_length_facts([3])}
-    assert names <= set(FACTS)
-    assert sampler.own_cpu_seconds > 0.0
-    assert peak_memory_bytes() > 2**20
+    assert {*probe.facts(), *response_length_facts([3])} <= set(FACTS)
 
 
 @pytest.mark.parametrize(("longest", "slow"), [(0.05, 0), (4.0, 1)])

@@ -1,6 +1,5 @@
-"""Spans: round trip, timers, clocks, reading what a crash or an older version left."""
+"""Spans: round trip, clocks, reading what a crash or an older version left."""
 
-import itertools
 import json
 import random
 import time
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from resources.telemetry.clocks import ClockOffset, RoundTrip, correct_span, estimate_offset
 from resources.telemetry.reader import SpanReader
-from resources.telemetry.recorder import SPANS_FILE, SpanFile, TaskTimer
+from resources.telemetry.recorder import SPANS_FILE, SpanFile
 from resources.telemetry.span_lines import decode, encode
 from resources.telemetry.spans import (
     ClockRecord,
@@ -27,7 +26,6 @@ from resources.telemetry.spans import (
     TaskSpan,
     Waits,
 )
-from resources.telemetry.timers import Timers
 from tests.resources.telemetry.scenarios import iteration, run_record, write_run
 
 FULL = TaskSpan(
@@ -102,70 +100,6 @@ def test_a_fact_with_the_name_of_a_field_is_refused():
 def test_a_line_that_is_no_record_says_why(line: str, message: str):
     with pytest.raises(ValueError, match=message):
         decode(line)
-
-
-def ticking(*times: float) -> Timers:
-    return Timers(clock=iter(times).__next__)
-
-
-def nested_step() -> Timers:
-    """generate 6 s with sync 1 s inside; train 1 s, then 2 s; in a step of 10 s."""
-    timers = ticking(0.0, 2.0, 3.0, 6.0, 6.0, 7.0, 8.0, 10.0)
-    with timers.time("generate"), timers.time("sync"):
-        pass
-    with timers.time("train"):
-        pass
-    with timers.time("train"):
-        pass
-    return timers
-
-
-def test_nested_timers_never_add_up_to_more_than_the_step():
-    timers = nested_step()
-    assert sum(timers[name].self_seconds for name in ("generate", "sync", "train")) == 9.0
-    assert timers["generate"].self_seconds == 5.0
-    assert (timers["train"].total_seconds, timers["train"].count) == (3.0, 2)
-
-
-def test_a_recursive_timer_counts_each_moment_once():
-    timers = ticking(0.0, 1.0, 3.0, 4.0)
-    with timers.time("a"), timers.time("a"):
-        pass
-    assert (timers["a"].total_seconds, timers["a"].self_seconds, timers["a"].count) == (4.0, 4.0, 2)
-
-
-def test_timers_know_their_own_cpu_time():
-    cpu = itertools.count(0.0, 0.25)
-    timers = Timers(cpu_clock=lambda: next(cpu))
-    with timers.time("x"):
-        pass
-    assert timers.own_cpu_seconds == 0.5
-
-
-def test_a_timer_that_ends_before_the_one_inside_it_is_a_mistake():
-    timers = Timers()
-    outer, inner = timers.time("outer"), timers.time("inner")
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(RuntimeError, match="'outer' ended while a timer inside it still ran"):
-        outer.__exit__(None, None, None)
-
-
-def test_a_task_timer_keeps_waits_dispatch_and_collect_apart():
-    clock = iter([0.0, 1.0, 3.0, 3.0, 3.5, 9.0, 9.25, 10.0])
-    task = TaskTimer(iteration=0, task="rollout", role="rollout", pool="p", clock=lambda: next(clock))
-    with task.waiting("weights"):
-        pass
-    with task.dispatching(num_bytes=10):
-        pass
-    task.add_ranks([{"rank": 0, "start": 3.5, "end": 9.0, "tokens": 5}])
-    with task.collecting(num_bytes=4):
-        pass
-    span = task.end()
-    assert (span.waits.weights, span.dispatch.serialize_seconds, span.collect.seconds) == (2.0, 0.5, 0.25)
-    assert (span.started, span.ended, span.ranks[0].facts) == (0.0, 10.0, {"tokens": 5})
-    with pytest.raises(ValueError, match="'lunch' is no kind of wait"), task.waiting("lunch"):
-        pass
 
 
 @settings(max_examples=100, deadline=None)
