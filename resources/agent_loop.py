@@ -58,8 +58,8 @@ class Dialogue:
     """How turns are read and answers written, and what an episode may use up."""
 
     decode: Callable[[Sequence[int]], str]
-    encode_answer: Callable[[Sequence[str], bool], list[int]]
-    """(texts of results, whether the turn ended with an end-of-sequence token) -> ids to append."""
+    encode_answer: Callable[[Sequence[str], int | None], list[int]]
+    """(texts of results, the token that ended the turn for good, if one did) -> ids to append."""
     end_ids: frozenset[int]
     """Tokens that end a turn for good; other stop tokens (the end of a tool call) only pause it."""
     max_turns: int
@@ -231,7 +231,8 @@ class AgentLoop:
         if answer.is_last:
             episode.reason = FinishReason.STOP
             return
-        ids = self.dialogue.encode_answer(answer.texts, episode.ids[-1] in self.dialogue.end_ids)
+        last = episode.ids[-1]
+        ids = self.dialogue.encode_answer(answer.texts, last if last in self.dialogue.end_ids else None)
         room = self.dialogue.max_tokens - len(episode.ids) - len(ids)
         if episode.num_turns >= self.dialogue.max_turns or room < 1:
             episode.reason = FinishReason.LENGTH

@@ -203,21 +203,44 @@ def test_a_chat_template_writes_what_follows_the_turn_and_nothing_before_it() ->
     tokenizer = build_character_tokenizer()
     tokenizer.chat_template = CHAT
     encoder = AnswerEncoder(tokenizer, max_tokens=10, chat_role="tool")
-    assert tokenizer.decode(encoder(["42"], True)) == "\n<tool>42<eos>\n<assistant>"
-    assert tokenizer.decode(encoder(["42"], False)) == "<eos>\n<tool>42<eos>\n<assistant>"
+    assert tokenizer.decode(encoder(["42"], EOS)) == "\n<tool>42<eos>\n<assistant>"
+    assert tokenizer.decode(encoder(["42"], None)) == "<eos>\n<tool>42<eos>\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("written", "sampled", "behind"),
+    [
+        ("<end_of_turn>", "<end_of_turn>", "\n"),
+        (" <end_of_turn>", "<end_of_turn>", "\n"),
+        (" <eos>", "<eos>", "\n"),
+        ("<eos>", "<end_of_turn>", "\n"),
+        ("<end_of_turn>", "<eos>", "<end_of_turn>\n"),
+        ("<end_of_turn><eos>", "<end_of_turn>", "<eos>\n"),
+        ("<end_of_turn>", None, "<end_of_turn>\n"),
+    ],
+)
+def test_the_end_of_a_turn_stands_once_whichever_token_the_model_ended_it_with(
+    written: str, sampled: str | None, behind: str
+) -> None:
+    tokenizer = build_character_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    tokenizer.chat_template = CHAT.replace("<eos>", written)
+    encoder = AnswerEncoder(tokenizer, max_tokens=10, chat_role="tool")
+    end = None if sampled is None else int(tokenizer.convert_tokens_to_ids(sampled))
+    assert tokenizer.decode(encoder(["42"], end)) == f"{behind}<tool>42{written}\n<assistant>"
 
 
 def test_the_observation_is_what_was_added_and_not_a_cut_of_rendered_text() -> None:
     """Prompt ids [10, 11], response [5, 3, 6] with a special token that text drops: the answer is still all of it."""
     encoder = AnswerEncoder(TOKENIZER, template="{result}", max_tokens=10)
-    assert encoder(["ab"], False) == ids("ab")
+    assert encoder(["ab"], None) == ids("ab")
 
 
 def test_a_demonstration_is_answered_by_the_real_tools() -> None:
     agent, _ = parts({"*": "5"})
-    assert agent.answer_to("[calculate(2*3)]", has_end=False) == ids("<6>")
+    assert agent.answer_to("[calculate(2*3)]", end=None) == ids("<6>")
     with pytest.raises(ToolError, match="calls no tool that answers"):
-        agent.answer_to("6", has_end=True)
+        agent.answer_to("6", end=EOS)
 
 
 class Echo:
