@@ -117,6 +117,11 @@ class Episode:
         self.turn_start = len(self.ids)
         self.num_turns += 1
 
+    def lose(self) -> None:
+        """Nobody answered a turn: as with a response of one turn, no token is left that could be graded or trained."""
+        self.ids, self.mask, self.log_probs = [], [], []
+        self.turn_start, self.score, self.reason = 0, None, FinishReason.ABORT
+
     def _append(self, ids: Sequence[int], is_sampled: bool, log_probs: Sequence[float]) -> None:
         self.ids += ids
         self.mask += [is_sampled] * len(ids)
@@ -176,6 +181,9 @@ class AgentLoop:
     def _take(self, episode: Episode, output: GenerationOutput, sampling: Sampling) -> bool:
         """Take what was sampled; whether the turn wants an answer. Where it does not, the episode ends, or goes on."""
         episode.take(output)
+        if output.finish_reason is FinishReason.ABORT and not output.token_ids:
+            episode.lose()
+            return False
         if output.finish_reason is not FinishReason.STOP:
             episode.reason = output.finish_reason
             return False

@@ -1,6 +1,8 @@
 """Episodes on token ids: what is sampled is kept as it is, what is read is masked, and budgets end an episode."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from configs.data import DataConfig, SourceConfig
 from configs.rollout import RolloutConfig, ScriptedConfig, ToolsConfig
 from resources.agent_loop import Answer, Turn
 from resources.agent_rollout import AgentRollout, build_agent_rollout, episode_metrics
-from resources.engines.base import FinishReason, GenerationRequest, Sampling
+from resources.engines.base import FinishReason, GenerationOutput, GenerationRequest, Sampling
 from resources.engines.scripted import ScriptedEngine
 from resources.graders import FinishedRow
 from resources.models.character_tokenizer import build_character_tokenizer
@@ -171,6 +173,30 @@ def test_many_episodes_of_different_lengths_all_end_and_are_counted() -> None:
     metrics = episode_metrics(episodes)
     assert metrics["rollout/calls_mean"] / metrics["rollout/calls_mean/count"] == 0.5
     assert metrics["rollout/turns_mean"] == 18.0
+
+
+@pytest.mark.parametrize(("sampled", "num_left"), [((), 0), (ids("6"), 20)])
+def test_an_episode_that_is_lost_in_its_second_turn_has_no_token_left_and_a_cut_one_keeps_its(
+    sampled: Sequence[int], num_left: int
+) -> None:
+    """16 sampled, 3 read, and then nobody answers, or the answer is cut behind its first token."""
+    agent, engine = parts({"0/1": "[calculate(2*3)]", "0/2": "6", "1/1": "5"})
+    step, seen = engine.step, []
+
+    def losing() -> list[GenerationOutput]:
+        cut = {"token_ids": tuple(sampled), "log_probs": (-1.0,) * len(sampled), "finish_reason": FinishReason.ABORT}
+        return [replace(output, **cut) if output.token_ids == (*ids("6"), EOS) else output for output in step()]
+
+    engine.step = losing
+    rows = [row(0), row(1)]
+    episodes = run(agent, engine, rows, seen.extend)
+    assert [(len(episode.ids), episode.reason) for episode in episodes] == [
+        (num_left, FinishReason.ABORT), (2, FinishReason.STOP),
+    ]  # fmt: skip
+    assert {one.row_id: one.is_lost for one in seen} == {0: not sampled, 1: False}
+    shard = agent.shard(rows, episodes, 3)
+    assert shard["response_lengths"].tolist() == [num_left, 2]
+    assert [int(mask.sum()) for mask in shard["response_mask"].unbind()] == [17 if sampled else 0, 2]
 
 
 def test_each_turn_draws_noise_of_its_own() -> None:
