@@ -79,6 +79,9 @@ def server_settings_act(config: "RunConfig") -> Iterator[Problem]:
     if servers.agent is not None and rollout.tools is not None:
         rule = "the agent plays whole episodes, its tools and environments included"
         yield Problem("rollout.tools", "given", rule, "remove it, or rollout.servers.agent")
+    if servers.agent is not None and config.data.overlong_prompts not in ("filter", "error"):
+        rule = "a cut is of token ids, and the agent is given the prompt's text, which would stay whole"
+        yield Problem("data.overlong_prompts", config.data.overlong_prompts, rule, "set it to filter or error")
     if servers.updates_while_sampling and not config.async_depth:
         rule = "async_depth is 0, so nothing is sampled while weights are loaded"
         yield Problem("rollout.servers.updates_while_sampling", True, rule, "set async_depth to 1 or more")

@@ -58,8 +58,8 @@ class Dialogue:
     """How turns are read and answers written, and what an episode may use up."""
 
     decode: Callable[[Sequence[int]], str]
-    encode_answer: Callable[[Sequence[str], bool], list[int]]
-    """(texts of results, whether the turn ended with an end-of-sequence token) -> ids to append."""
+    encode_answer: Callable[[Sequence[str], int | None], list[int]]
+    """(texts of results, the token that ended the turn for good, if one did) -> ids to append."""
     end_ids: frozenset[int]
     """Tokens that end a turn for good; other stop tokens (the end of a tool call) only pause it."""
     max_turns: int
@@ -116,6 +116,11 @@ class Episode:
         self._append(ids, False, [0.0] * len(ids))
         self.turn_start = len(self.ids)
         self.num_turns += 1
+
+    def lose(self) -> None:
+        """Nobody answered a turn: as with a response of one turn, no token is left that could be graded or trained."""
+        self.ids, self.mask, self.log_probs = [], [], []
+        self.turn_start, self.score, self.reason = 0, None, FinishReason.ABORT
 
     def _append(self, ids: Sequence[int], is_sampled: bool, log_probs: Sequence[float]) -> None:
         self.ids += ids
@@ -176,6 +181,9 @@ class AgentLoop:
     def _take(self, episode: Episode, output: GenerationOutput, sampling: Sampling) -> bool:
         """Take what was sampled; whether the turn wants an answer. Where it does not, the episode ends, or goes on."""
         episode.take(output)
+        if output.finish_reason is FinishReason.ABORT and not output.token_ids:
+            episode.lose()
+            return False
         if output.finish_reason is not FinishReason.STOP:
             episode.reason = output.finish_reason
             return False
@@ -231,7 +239,8 @@ class AgentLoop:
         if answer.is_last:
             episode.reason = FinishReason.STOP
             return
-        ids = self.dialogue.encode_answer(answer.texts, episode.ids[-1] in self.dialogue.end_ids)
+        last = episode.ids[-1]
+        ids = self.dialogue.encode_answer(answer.texts, last if last in self.dialogue.end_ids else None)
         room = self.dialogue.max_tokens - len(episode.ids) - len(ids)
         if episode.num_turns >= self.dialogue.max_turns or room < 1:
             episode.reason = FinishReason.LENGTH

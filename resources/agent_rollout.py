@@ -86,15 +86,18 @@ class AgentRollout:
         """Whether sampling stops at this token without the turn being over for good."""
         return token in self.stop_ids and token not in self.dialogue.end_ids
 
-    def answer_to(self, text: str, *, has_end: bool) -> list[int]:
-        """Ids of what the tools say to a turn, for demonstrations. Raises ToolError where they say nothing."""
+    def answer_to(self, text: str, *, end: int | None) -> list[int]:
+        """Ids of what the tools say to a turn, for demonstrations. `end`: the token behind it that ends it, if any.
+
+        Raises ToolError where they say nothing.
+        """
         if self.responder is None:
             raise ToolError("demonstrations of several turns need rollout.tools.functions; environments show no way")
         turn = Turn(row_id=0, group_id=0, number=1, text=text, record=b"{}")
         answer = self.responder.respond([turn])[0]
         if answer.is_last or answer.num_errors:
             raise ToolError(f"the demonstration's turn {text!r} calls no tool that answers: {list(answer.texts)}")
-        return self.dialogue.encode_answer(answer.texts, has_end)
+        return self.dialogue.encode_answer(answer.texts, end)
 
     def shard(self, rows: Sequence[RolloutRow], episodes: Sequence[Episode], policy_version: int) -> TensorDict:
         """The columns of a rollout; tokens of answers are in `input_ids` and not in `response_mask`."""

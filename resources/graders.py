@@ -17,6 +17,8 @@ FINISH_REASONS = ("stop", "length", "abort")
 """By their number in the batch's column, which `resources.engines.base.FinishReason` gives them."""
 TRUNCATED = FINISH_REASONS.index("length")
 """The finish reason of a response cut at the length limit."""
+ABORTED = FINISH_REASONS.index("abort")
+"""The finish reason of a response that was ended from outside."""
 
 
 class GraderFailedError(Exception):
@@ -101,6 +103,11 @@ class FinishedRow:
     group_size: int | None = None
     """Responses to this prompt, where known: a group-wise grader can then start before the batch is complete."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody answered it: what was merely cut by an abort holds tokens."""
+        return self.finish_reason == ABORTED and not self.response_ids
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
@@ -116,6 +123,8 @@ class Sample:
     extra: Mapping[str, Any]
     finish_reason: int
     response_length: int
+    is_lost: bool = False
+    """See `FinishedRow`: there is nothing to grade, which is no empty answer."""
 
     @property
     def is_truncated(self) -> bool:
@@ -142,6 +151,7 @@ def read_sample(row: FinishedRow, response: str) -> Sample:
         extra=record.get("extra") or {},
         finish_reason=row.finish_reason,
         response_length=row.response_length or len(row.response_ids),
+        is_lost=row.is_lost,
     )
 
 

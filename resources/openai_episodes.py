@@ -17,6 +17,7 @@ from resources.batch import BRANCH_STRIDE
 from resources.engines.base import FinishReason, GenerationOutput
 from resources.requests_on_the_way import Completion
 from resources.rollout_rows import RolloutRow, oldest_versions, shard_of, token_versions_of
+from resources.tools.answers import without_end
 
 Message = dict[str, Any]
 
@@ -130,8 +131,9 @@ class EpisodeLog:
         answered = {"role": "assistant", "content": mark}
         marked = [answered if place == last else message for place, message in enumerate(messages)]
         tail = self._render(marked, tools).partition(mark)[2]
-        end = str(self._tokenizer.eos_token)
-        return tail.removeprefix(end) if branch.ids[-1] == self._tokenizer.eos_token_id else tail
+        end = branch.ids[-1]
+        has_end = branch.reason is FinishReason.STOP or end == self._tokenizer.eos_token_id
+        return without_end(tail, self._tokenizer, end) if has_end else tail
 
     def _encode(self, text: str, *, is_start: bool = False) -> list[int]:
         """As prompts are encoded: a chat template writes the special tokens itself, a plain start needs the model's."""

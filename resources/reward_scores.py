@@ -11,6 +11,8 @@ from typing import Any
 from resources.graders import CAUSES, Cause, Grader, Sample
 
 NAN = math.nan
+LOST = "lost: no engine answered, or the episode was lost in a later turn"
+"""Said of a response that nobody answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +31,13 @@ class Grade:
 def combine(
     sample: Sample, grades: Mapping[str, Grade], graders: Sequence[Grader], truncated_score: float | None = None
 ) -> float:
-    """Weighted sum over the graders of the sample's source; nan as soon as one of them gave no score.
+    """Weighted sum over the graders of the sample's source; nan as soon as one of them gave no score, or it was lost.
 
     A response cut at the length limit takes `truncated_score` instead, when there is one: that it has no answer says
     nothing about its format.
     """
+    if sample.is_lost:
+        return NAN
     if truncated_score is not None and sample.is_truncated:
         return truncated_score
     parts = [grader.weight * grades[grader.name].score for grader in graders if grader.scores_source(sample.source)]
@@ -109,6 +113,10 @@ class Tally:
 
     def add_row(self, sample: Sample, score: float, grades: Mapping[str, Grade], *, is_truncation_scored: bool) -> None:
         """One response. Its unscorable graders count by cause; the first cause by name of grader counts for the row."""
+        if sample.is_lost:
+            self._add_unscorable("lost")
+            self.causes[LOST] = self.causes.get(LOST, 0) + 1
+            return
         self.add_mean("reward/truncated_fraction", float(sample.is_truncated))
         if not math.isnan(score):
             self.add_mean("reward/score_mean", score)
@@ -124,12 +132,15 @@ class Tally:
                 self.causes[grade.text] = self.causes.get(grade.text, 0) + 1
         failed = [grade.cause for _, grade in sorted(grades.items()) if grade.cause is not None]
         if failed and not is_truncation_scored:
-            self.metrics[f"reward/unscorable_{failed[0]}"] += 1.0
-            self.metrics["reward/unscorable"] += 1.0
+            self._add_unscorable(failed[0])
+
+    def _add_unscorable(self, cause: str) -> None:
+        for name in ("reward/unscorable", f"reward/unscorable_{cause}"):
+            self.metrics[name] += 1.0
 
     @classmethod
     def empty(cls) -> "Tally":
-        names = ["reward/unscorable", *(f"reward/unscorable_{cause}" for cause in CAUSES)]
+        names = ["reward/unscorable", *(f"reward/unscorable_{cause}" for cause in (*CAUSES, "lost"))]
         return cls(metrics=dict.fromkeys(names, 0.0))
 
     def first_causes(self, limit: int = 8) -> list[str]:

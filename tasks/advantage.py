@@ -50,11 +50,13 @@ def advantage(at: Stamp, batches: list[BatchHandle]) -> StepResult:
 def shaping_of(config: RunConfig, at: Stamp) -> Shaping:
     """The over-long penalty and the bound on staleness, as numbers."""
     overlong, reward = config.algorithm.overlong, config.reward
+    is_refilled = config.algorithm.resolved().dynamic_sampling
     # A rollout that scores its own rows tells the mean of all it sampled; of those it kept this is the only one.
-    is_rescaled = (reward.normalise or reward.clip is not None) and not config.algorithm.resolved().dynamic_sampling
+    is_rescaled = (reward.normalise or reward.clip is not None) and not is_refilled
     return Shaping(
         overlong=None if overlong is None else (overlong.max_length, overlong.buffer, overlong.factor),
         policy_version=at.policy_version,
         max_staleness=config.algorithm.correction.max_staleness,
         is_rescaled=is_rescaled,
+        is_refilled=is_refilled,
     )

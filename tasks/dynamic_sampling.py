@@ -41,6 +41,8 @@ class _Filling:
     """With signal, in the order of the data."""
     num_sampled: int = 0
     """Groups, with signal or without."""
+    num_dropped: int = 0
+    """Groups of them with a response that nobody answered."""
     shards: list[ShardRef] = field(default_factory=list)
     statuses: list[Mapping[str, Any]] = field(default_factory=list)
     scored: list[Mapping[str, Any]] = field(default_factory=list)
@@ -132,7 +134,10 @@ def rows_of(replies: Replies) -> Rows:
 def baseline_shards(
     at: Stamp, sampled: Replies, policy_version: int, skip: Sequence[str]
 ) -> tuple[Replies, Replies, Replies]:
-    """ReMax: the greedy response to each prompt, its score, and that as `baseline_scores` for the rows of `sampled`."""
+    """ReMax: the greedy response to each prompt, its score, and that as `baseline_scores` for the rows of `sampled`.
+
+    nan where that is unscorable, lost, or of an episode that failed and left no row.
+    """
     greedy = sample(at.epoch, at.start, at.count, at.iteration, policy_version, skip, greedy=True)
     scored = score_rows(rows_of(greedy), f"{at.batch_id}-greedy")
     scores = rows_of(scored).load(("scores", "group_ids"))
@@ -142,9 +147,14 @@ def baseline_shards(
 
 
 def _baselines(rows: TensorDictBase, *, by_group: Mapping[int, float]) -> tuple[dict[str, float], TensorDict]:
-    scores = torch.tensor([by_group[group] for group in rows["group_ids"].tolist()], dtype=torch.float32)
+    groups = rows["group_ids"]
+    scores = torch.tensor([by_group.get(group, math.nan) for group in groups.tolist()], dtype=torch.float32)
     known = scores[~scores.isnan()]
-    metrics = {"rollout/greedy_score_mean": float(known.sum()), "rollout/greedy_score_mean/count": float(known.numel())}
+    metrics = {
+        "rollout/greedy_score_mean": float(known.sum()),
+        "rollout/greedy_score_mean/count": float(known.numel()),
+        "rollout/missing_baselines": float(len(groups[scores.isnan()].unique())),
+    }
     return metrics, make_shard({"row_ids": rows["row_ids"].clone(), "baseline_scores": scores})
 
 
@@ -155,8 +165,12 @@ def _refill(wanted: int, found: int, sampled: int) -> int:
 
 def _take(filling: _Filling, sampled: Replies, scored: Replies) -> None:
     scores = rows_of(scored).load(("scores", "group_ids"))
-    kept = rows_with_signal(scores["scores"], scores["group_ids"])
+    # A group that the update would drop has no signal, whatever its other responses scored.
+    lost = {group for status in scored.statuses for group in status["lost_groups"]}
+    is_lost = torch.isin(scores["group_ids"], torch.tensor(sorted(lost), dtype=torch.int64))
+    kept = rows_with_signal(scores["scores"].masked_fill(is_lost, torch.nan), scores["group_ids"])
     filling.num_sampled += len(set(scores["group_ids"].tolist()))
+    filling.num_dropped += len(lost)
     filling.groups += sorted(set(scores["group_ids"][kept].tolist()))
     filling.group_of |= dict(zip(scores["row_ids"][kept].tolist(), scores["group_ids"][kept].tolist(), strict=True))
     filling.shards += [*sampled.shards, *scored.shards]
@@ -180,6 +194,7 @@ def _result(at: Stamp, filling: _Filling, position: Mapping[str, Any], rounds: i
         "rollout/refill_rounds": float(rounds - 1),
         "rollout/groups_sampled": float(filling.num_sampled),
         "rollout/groups_kept": float(len(chosen)),
+        "rollout/dropped_groups": float(filling.num_dropped),
     }
     facts = {"next_position": position, **reward_facts(filling.scored, filling.spans)}
     handle = host().add(at.batch_id, [part for part in parts if part.row_ids])
@@ -190,6 +205,8 @@ def _no_signal(filling: _Filling, rounds: int) -> str:
     scored = finish_metrics(add_sums(status.get("metrics", {}) for status in filling.scored))
     mean = scored.get("reward/score_mean")
     said = "every response was unscorable" if mean is None else f"the mean score was {mean:.3g}"
+    if filling.num_dropped:
+        said += f"; {filling.num_dropped} groups were dropped for a response that no engine answered"
     return (
         f"none of {filling.num_sampled} groups in {rounds} rounds had scores that differ ({said}), so there is nothing "
         "to learn from: the task is solved, too hard for this policy, or the graders see no difference. Change the "

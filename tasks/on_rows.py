@@ -52,6 +52,8 @@ class Shaping:
     """Rows sampled more versions ago are not trained on."""
     is_rescaled: bool = False
     """The scores were normalised or clipped after the graders' mean was told."""
+    is_refilled: bool = False
+    """Groups with a lost response were left out, and counted, when they were sampled."""
 
     @property
     def plain_name(self) -> str:
@@ -75,7 +77,7 @@ def advantages_of_rows(
     if "baseline_scores" in padded:
         padded = _without_lost_baselines(padded)
     dropped: dict[str, Tensor] = {}
-    if "finish_reasons" in padded:
+    if "finish_reasons" in padded and not (shaping is not None and shaping.is_refilled):
         padded, dropped = _without_lost_groups(padded)
     if shaping is None:
         columns, metrics = estimator(padded)

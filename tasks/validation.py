@@ -29,6 +29,7 @@ def validation(at: Stamp, policy_version: int) -> StepResult:
 
     Metrics under `validation/`: `accuracy` (greedy), `sampled_accuracy`, with n > 1 `best_at_n` and `majority_at_n`;
     each with `/low` and `/high`, and once more under `validation/source/NAME/` where there are several sources.
+    Responses that nobody answered are left out and counted, as are episodes of an agent that failed.
     """
     settings = host().config.validation
     kinds = {SAMPLED: settings.samples_per_prompt, **({GREEDY: 1} if settings.greedy else {})}
@@ -48,6 +49,8 @@ def validation(at: Stamp, policy_version: int) -> StepResult:
         scored = score_rows(rows, batch_id, is_validation=True)
         summary = _summarise(Rows([*rows.shards, *scored.shards], rows.row_ids))
         metrics |= validation_metrics(summary.statuses[0]["answer"], name, num_samples)
+        if failed := sampled.sums.get("rollout/failed_episodes"):
+            metrics[f"validation/{name}/failed_episodes"] = failed
         spans += [*sampled.spans, *scored.spans, *summary.spans]
     return StepResult(metrics=metrics, spans=tuple(spans))
 
@@ -71,6 +74,8 @@ def validation_metrics(told: Mapping[str, Mapping[str, float]], name: str, num_s
                     metrics[f"{prefix}/{metric}{end}"] = told[source][word + end]
         if told[source].get("unscorable_prompts"):
             metrics[f"{prefix}/unscorable_prompts"] = told[source]["unscorable_prompts"]
+        if told[source].get("lost_responses"):
+            metrics[f"{prefix}/{name}/lost_responses"] = told[source]["lost_responses"]
     return metrics
 
 

@@ -28,15 +28,15 @@ class AnswerEncoder:
         self._tokenizer, self._template, self._max_tokens = tokenizer, template, max_tokens
         self._role = chat_role
 
-    def __call__(self, texts: Sequence[str], has_end: bool) -> list[int]:
-        """Ids to append. `has_end`: the turn's own end-of-sequence token stands there already.
+    def __call__(self, texts: Sequence[str], end: int | None) -> list[int]:
+        """Ids to append. `end`: the token that ended the turn and stands there already; None where none did.
 
         Each result is cut to `max_tokens` tokens; what the template adds around it is never cut.
         """
         kept = [self._cut(text) for text in texts]
         if self._role is None:
             return [token for text in kept for token in self._encode(self._template.replace("{result}", text))]
-        return self._encode(self._behind_turn(kept, has_end))
+        return self._encode(self._behind_turn(kept, end))
 
     def _cut(self, text: str) -> str:
         ids = self._encode(text)
@@ -45,7 +45,7 @@ class AnswerEncoder:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _behind_turn(self, texts: Sequence[str], has_end: bool) -> str:
+    def _behind_turn(self, texts: Sequence[str], end: int | None) -> str:
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": _MARK},
@@ -55,5 +55,18 @@ class AnswerEncoder:
         _, found, tail = str(rendered).partition(_MARK)
         if not found:
             raise ValueError("the chat template does not write an assistant's message as it is; tools cannot follow it")
-        end = str(self._tokenizer.eos_token)
-        return tail.removeprefix(end) if has_end else tail
+        if end is None:
+            return tail
+        shorter = without_end(tail, self._tokenizer, end)
+        return shorter if shorter != tail else tail.removeprefix(str(self._tokenizer.eos_token))
+
+
+def without_end(tail: str, tokenizer: PreTrainedTokenizerBase, end: int) -> str:
+    """What a template writes behind a turn, from behind the token `end` where that comes first.
+
+    A model may end a turn with another token than the tokenizer's end of sequence, and what was sampled is not to stand
+    there twice; a template may write a space before it.
+    """
+    text = str(tokenizer.decode([end], skip_special_tokens=False))
+    before, found, behind = tail.partition(text) if text else ("", "", "")
+    return behind if found and not before.strip() else tail

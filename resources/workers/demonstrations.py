@@ -85,9 +85,10 @@ class DemonstrationWorker:
         for place, text in enumerate(texts):
             own = self._tokenizer(text, add_special_tokens=False)["input_ids"]
             is_end = place == len(texts) - 1 or self._agent is None or not self._agent.pauses_at(own[-1])
-            own = [*own, cast("int", self._tokenizer.eos_token_id)] if is_end else list(own)
+            end = cast("int", self._tokenizer.eos_token_id) if is_end else None
+            own = list(own) if end is None else [*own, end]
             ids, mask = [*ids, *own], [*mask, *[True] * len(own)]
             if place < len(texts) - 1:
-                said = self._agent.answer_to(text, has_end=is_end) if self._agent is not None else []
+                said = self._agent.answer_to(text, end=end) if self._agent is not None else []
                 ids, mask = [*ids, *said], [*mask, *[False] * len(said)]
         return ids, mask

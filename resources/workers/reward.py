@@ -60,10 +60,11 @@ class RewardWorker:
     @dispatch(Dispatch.PER_RANK, split=("rows",))
     def begin(self, batch_id: str, rows: Sequence[FinishedRow]) -> None:
         """Start grading finished responses of groups this rank owns. Returns at once; see `RewardStream`."""
-        if not rows:
+        answered = [row for row in rows if not row.is_lost]
+        if not answered:
             return
-        sizes = {row.group_id: row.group_size for row in rows if row.group_size is not None}
-        self._loop.begin(batch_id, [self._sample(row) for row in rows], sizes)
+        sizes = {row.group_id: row.group_size for row in answered if row.group_size is not None}
+        self._loop.begin(batch_id, [self._sample(row) for row in answered], sizes)
 
     @dispatch(Dispatch.BROADCAST, bulk=True)
     def score(
@@ -77,7 +78,8 @@ class RewardWorker:
         """Scores of the groups this rank owns: row_ids, group_ids, `scores` [rows] float32 (nan: unscorable), `grades`.
 
         `grades` holds the score of each grader as JSON bytes; the status tells the lowest score of each prompt
-        (`groups`, by `source:index`).
+        (`groups`, by `source:index`) and the ids of groups with a response that nobody answered (`lost_groups`): no
+        grader sees it, and it is unscorable.
 
         Args:
             batch_id: as given to `begin`.
@@ -95,8 +97,10 @@ class RewardWorker:
         ]
         # Rows inside a mapping arrive as references; only arguments of their own are fetched on the way.
         models = {name: given.load() if isinstance(given, Rows) else given for name, given in (external or {}).items()}
-        found = self._loop.finish(batch_id, samples, deadline_seconds)
-        grades = {row_id: {**given, **_external(row_id, models)} for row_id, given in found.grades.items()}
+        answered = [sample for sample in samples if not sample.is_lost]
+        found = self._loop.finish(batch_id, answered, deadline_seconds)
+        grades: dict[int, dict[str, Grade]] = {sample.row_id: {} for sample in samples}
+        grades |= {row_id: {**given, **_external(row_id, models)} for row_id, given in found.grades.items()}
         truncated = None if is_validation else self._config.truncated_score
         tally = Tally.empty()
         scores = []
@@ -116,6 +120,7 @@ class RewardWorker:
             "graders": tally.graders(self._graders, self._loop.workers),
             "hidden_seconds": found.hidden_seconds,
             "groups": _lowest(samples, scores),
+            "lost_groups": sorted({sample.group_id for sample in samples if sample.is_lost}),
             "spans": {"rank": self.rank, "start": started, "end": time.monotonic(), "rows": len(samples)},
         }
         return status, _shard(samples, scores, grades)

@@ -143,6 +143,17 @@ def test_an_engine_without_an_accelerator_or_behind_servers_is_not_offloaded():
     assert any(said.startswith("rollout.offload is true; servers take requests at any time") for said in found), found
 
 
+@pytest.mark.parametrize("policy", ["truncate_left", "truncate_right", "filter", "error"])
+def test_prompts_that_an_agent_would_be_given_whole_are_not_cut(policy: str):
+    served = ["rollout.servers.enabled=true", "roles.rollout.colocate=shared", f"data.overlong_prompts={policy}"]
+    assert not [said for said in problems("quickstart", *served) if "overlong_prompts" in said]
+    found = problems("quickstart", *served, "rollout.servers.agent=my_project.agents:play")
+    assert [said for said in found if "overlong_prompts" in said] == [
+        f"data.overlong_prompts is '{policy}'; a cut is of token ids, and the agent is given the prompt's text, which "
+        "would stay whole; set it to filter or error"
+    ] * policy.startswith("truncate")
+
+
 def test_flash_attention_is_refused_on_cpus_and_in_float32():
     flash = "model.attention=flash_attention_2"
     gpu = "pools.main.accelerator=gpu"

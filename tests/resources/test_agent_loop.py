@@ -1,6 +1,8 @@
 """Episodes on token ids: what is sampled is kept as it is, what is read is masked, and budgets end an episode."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from configs.data import DataConfig, SourceConfig
 from configs.rollout import RolloutConfig, ScriptedConfig, ToolsConfig
 from resources.agent_loop import Answer, Turn
 from resources.agent_rollout import AgentRollout, build_agent_rollout, episode_metrics
-from resources.engines.base import FinishReason, GenerationRequest, Sampling
+from resources.engines.base import FinishReason, GenerationOutput, GenerationRequest, Sampling
 from resources.engines.scripted import ScriptedEngine
 from resources.graders import FinishedRow
 from resources.models.character_tokenizer import build_character_tokenizer
@@ -173,6 +175,30 @@ def test_many_episodes_of_different_lengths_all_end_and_are_counted() -> None:
     assert metrics["rollout/turns_mean"] == 18.0
 
 
+@pytest.mark.parametrize(("sampled", "num_left"), [((), 0), (ids("6"), 20)])
+def test_an_episode_that_is_lost_in_its_second_turn_has_no_token_left_and_a_cut_one_keeps_its(
+    sampled: Sequence[int], num_left: int
+) -> None:
+    """16 sampled, 3 read, and then nobody answers, or the answer is cut behind its first token."""
+    agent, engine = parts({"0/1": "[calculate(2*3)]", "0/2": "6", "1/1": "5"})
+    step, seen = engine.step, []
+
+    def losing() -> list[GenerationOutput]:
+        cut = {"token_ids": tuple(sampled), "log_probs": (-1.0,) * len(sampled), "finish_reason": FinishReason.ABORT}
+        return [replace(output, **cut) if output.token_ids == (*ids("6"), EOS) else output for output in step()]
+
+    engine.step = losing
+    rows = [row(0), row(1)]
+    episodes = run(agent, engine, rows, seen.extend)
+    assert [(len(episode.ids), episode.reason) for episode in episodes] == [
+        (num_left, FinishReason.ABORT), (2, FinishReason.STOP),
+    ]  # fmt: skip
+    assert {one.row_id: one.is_lost for one in seen} == {0: not sampled, 1: False}
+    shard = agent.shard(rows, episodes, 3)
+    assert shard["response_lengths"].tolist() == [num_left, 2]
+    assert [int(mask.sum()) for mask in shard["response_mask"].unbind()] == [17 if sampled else 0, 2]
+
+
 def test_each_turn_draws_noise_of_its_own() -> None:
     agent, engine = parts({"0/1": "[calculate(2*3)]", "0/2": "6"})
     (episode,) = run(agent, engine, [row(0)])
@@ -203,21 +229,44 @@ def test_a_chat_template_writes_what_follows_the_turn_and_nothing_before_it() ->
     tokenizer = build_character_tokenizer()
     tokenizer.chat_template = CHAT
     encoder = AnswerEncoder(tokenizer, max_tokens=10, chat_role="tool")
-    assert tokenizer.decode(encoder(["42"], True)) == "\n<tool>42<eos>\n<assistant>"
-    assert tokenizer.decode(encoder(["42"], False)) == "<eos>\n<tool>42<eos>\n<assistant>"
+    assert tokenizer.decode(encoder(["42"], EOS)) == "\n<tool>42<eos>\n<assistant>"
+    assert tokenizer.decode(encoder(["42"], None)) == "<eos>\n<tool>42<eos>\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("written", "sampled", "behind"),
+    [
+        ("<end_of_turn>", "<end_of_turn>", "\n"),
+        (" <end_of_turn>", "<end_of_turn>", "\n"),
+        (" <eos>", "<eos>", "\n"),
+        ("<eos>", "<end_of_turn>", "\n"),
+        ("<end_of_turn>", "<eos>", "<end_of_turn>\n"),
+        ("<end_of_turn><eos>", "<end_of_turn>", "<eos>\n"),
+        ("<end_of_turn>", None, "<end_of_turn>\n"),
+    ],
+)
+def test_the_end_of_a_turn_stands_once_whichever_token_the_model_ended_it_with(
+    written: str, sampled: str | None, behind: str
+) -> None:
+    tokenizer = build_character_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    tokenizer.chat_template = CHAT.replace("<eos>", written)
+    encoder = AnswerEncoder(tokenizer, max_tokens=10, chat_role="tool")
+    end = None if sampled is None else int(tokenizer.convert_tokens_to_ids(sampled))
+    assert tokenizer.decode(encoder(["42"], end)) == f"{behind}<tool>42{written}\n<assistant>"
 
 
 def test_the_observation_is_what_was_added_and_not_a_cut_of_rendered_text() -> None:
     """Prompt ids [10, 11], response [5, 3, 6] with a special token that text drops: the answer is still all of it."""
     encoder = AnswerEncoder(TOKENIZER, template="{result}", max_tokens=10)
-    assert encoder(["ab"], False) == ids("ab")
+    assert encoder(["ab"], None) == ids("ab")
 
 
 def test_a_demonstration_is_answered_by_the_real_tools() -> None:
     agent, _ = parts({"*": "5"})
-    assert agent.answer_to("[calculate(2*3)]", has_end=False) == ids("<6>")
+    assert agent.answer_to("[calculate(2*3)]", end=None) == ids("<6>")
     with pytest.raises(ToolError, match="calls no tool that answers"):
-        agent.answer_to("6", has_end=True)
+        agent.answer_to("6", end=EOS)
 
 
 class Echo:

@@ -13,7 +13,7 @@ from resources.engines.base import FinishReason, Sampling
 from resources.engines.huggingface import HuggingFaceEngine
 from resources.models.causal_lm import load_tokenizer, prepare_model_folder
 from resources.openai_endpoint import EndpointError, OpenAiEndpoint, Terms
-from resources.openai_episodes import EpisodeRows
+from resources.openai_episodes import EpisodeLog, EpisodeRows
 from resources.prompts import Prompt
 from resources.replicas import LocalReplica
 from resources.request_serving import ServesRequests
@@ -104,6 +104,31 @@ def test_the_ids_of_an_answer_are_kept_although_its_text_reads_otherwise(endpoin
     ended = sampled[-1] == "<eos>"
     behind = str(tokenizer.decode(branch.ids[start + len(sampled) :][: 12 + (not ended) * 1]))
     assert behind.startswith("<user>c<eos>" if ended else "<eos><user>c")
+
+
+@pytest.mark.parametrize(
+    ("written", "last", "reason", "behind"),
+    [
+        ("<end_of_turn>", "<end_of_turn>", FinishReason.STOP, ""),
+        ("<eos>", "<eos>", FinishReason.STOP, ""),
+        ("<eos>", "<end_of_turn>", FinishReason.STOP, "<eos>"),
+        ("<end_of_turn>", "8", FinishReason.LENGTH, "<end_of_turn>"),
+    ],
+)
+def test_the_end_of_a_turn_stands_once_whichever_token_the_model_ended_it_with(
+    written: str, last: str, reason: FinishReason, behind: str
+) -> None:
+    tokenizer = load_tokenizer(MODEL)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    tokenizer.chat_template = CHAT.replace("<eos>", written)
+    log, text = EpisodeLog(tokenizer), [{"role": "user", "content": "1"}]
+    answer = Completion(
+        row_id=0, token_ids=(7, int(tokenizer.convert_tokens_to_ids(last))), log_probs=(-0.5, -0.5), versions=(3, 3),
+        finish_reason=reason, seconds=0.0, replica="a", dispatches=1,
+    )  # fmt: skip
+    log.finish(log.begin("e", text), answer, {"role": "assistant", "content": "x"})
+    opening = log.begin("e", [*text, {"role": "assistant", "content": "x"}, {"role": "user", "content": "2"}])
+    assert tokenizer.decode(opening.ids[opening.known :]) == f"{behind}<user>2{written}<a>"
 
 
 def test_an_edited_conversation_begins_a_branch_and_both_are_kept(endpoint: OpenAiEndpoint) -> None:

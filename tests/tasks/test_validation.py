@@ -45,10 +45,10 @@ def test_validation_asks_the_same_prompts_with_the_same_seeds_every_time(small_c
     assert run.validate() == run.validate()
 
 
-def sample(group_id: int, response: str, source: str) -> Sample:
+def sample(group_id: int, response: str, source: str, *, is_lost: bool = False) -> Sample:
     return Sample(
         row_id=0, group_id=group_id, prompt="", response=response, answer="", source=source, index=0, extra={},
-        finish_reason=0, response_length=1,
+        finish_reason=2 if is_lost else 0, response_length=1, is_lost=is_lost,
     )  # fmt: skip
 
 
@@ -69,6 +69,17 @@ def test_an_unscorable_prompt_is_counted_and_left_out():
     assert metrics["validation/accuracy"] == 1.0
     assert metrics["validation/unscorable_prompts"] == 1.0
     assert not any(name.startswith("validation/source/") for name in metrics)  # a lone source is the whole
+
+
+def test_responses_that_nobody_answered_are_counted_with_their_source_and_left_out():
+    samples = [sample(0, "4", "x"), sample(0, "", "x", is_lost=True), sample(1, "5", "y")]
+    told = summarise_evaluation(samples, scored_rows([1.0, float("nan"), 0.0]), None, seed=0)
+    metrics = validation_metrics(told, "sampled_accuracy", 2)
+    assert metrics["validation/sampled_accuracy"] == 0.5
+    assert {name: value for name, value in metrics.items() if name.endswith("lost_responses")} == {
+        "validation/sampled_accuracy/lost_responses": 1.0,
+        "validation/source/x/sampled_accuracy/lost_responses": 1.0,
+    }
 
 
 @pytest.mark.parametrize(

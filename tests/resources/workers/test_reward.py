@@ -14,6 +14,7 @@ from configs.reward import GraderConfig, RewardConfig
 from resources.batch import make_shard, ragged_from_rows
 from resources.graders import Grader
 from resources.models.character_tokenizer import build_character_tokenizer, save_character_tokenizer
+from resources.reward_scores import LOST
 from resources.workers.reward import RewardWorker, finished_rows, load_decoder
 
 GRADERS = """
@@ -121,6 +122,48 @@ def test_a_truncated_response_has_its_own_score_and_a_finished_one_keeps_its(mak
     assert shard["scores"].tolist() == [-0.5, 1.0]
     assert status["metrics"]["reward/truncated_fraction"] == 1.0
     assert worker.score("v", rows, is_validation=True)[1]["scores"].tolist() == [1.0, 1.0]
+
+
+def with_a_lost_row(rows: TensorDict, lost: int) -> TensorDict:
+    """Nobody answered row `lost`: it has no sampled token, though tokens may stand behind its prompt."""
+    masks = [mask & (place != lost) for place, mask in enumerate(rows.get("response_mask").unbind())]
+    return rows.copy().set("response_mask", ragged_from_rows(masks, torch.bool))
+
+
+@pytest.mark.parametrize("is_validation", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_response_that_nobody_answered_is_unscorable_and_seen_by_no_grader(
+    make_worker: Callable[..., RewardWorker], is_streamed: bool, is_validation: bool
+):
+    """Rows 11 and 12 were both ended from outside, and row 12 holds what was sampled until then."""
+    worker, rows = make_worker(grader("fragile"), truncated_score=-1.0), batch(["4", "4", "4"], reasons=[0, 2, 2])
+    rows = with_a_lost_row(rows, 1)
+    if is_streamed:
+        worker.begin("b", finished_rows(rows))
+    status, shard = worker.score("b", rows, is_validation=is_validation)
+    assert [None if math.isnan(score) else score for score in shard["scores"].tolist()] == [1.0, None, 1.0]
+    metrics = status["metrics"]
+    assert (metrics["reward/unscorable"], metrics["reward/unscorable_lost"]) == (1.0, 1.0)
+    assert (metrics["reward/score_mean"], metrics["reward/score_mean/count"]) == (2.0, 2.0)
+    assert (status["moments"]["count"], status["lost_groups"]) == (2, [1])
+    assert len(status["graders"][0]["seconds"]) == 2
+    assert status["causes"] == [LOST]
+
+
+def test_siblings_of_a_response_that_nobody_answered_are_compared_without_it(make_worker: Callable[..., RewardWorker]):
+    worker = make_worker(grader("longest", is_group_wise=True))
+    rows = with_a_lost_row(batch(["1", "22", "333"], groups=[5, 5, 5], reasons=[0, 0, 2]), 2)
+    worker.begin("b", finished_rows(rows))
+    status, shard = worker.score("b", rows)
+    assert shard["scores"].tolist()[:2] == [0.0, 1.0]
+    assert math.isnan(shard["scores"][2])
+    assert status["lost_groups"] == [5]
+
+
+def test_a_rank_whose_responses_nobody_answered_has_nothing_to_grade(make_worker: Callable[..., RewardWorker]):
+    status, shard = make_worker(grader("right")).score("b", with_a_lost_row(batch(["4"], reasons=[2]), 0))
+    assert math.isnan(shard["scores"][0])
+    assert (status["moments"]["count"], status["graders"]) == (0, [])
 
 
 def test_what_was_begun_is_not_graded_twice(make_worker: Callable[..., RewardWorker]):

@@ -1,6 +1,7 @@
 """The rollout worker: whose rows, which ids, which columns, and what streams out."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +10,23 @@ import torch
 
 from configs.data import DataConfig, SourceConfig, ValidationConfig
 from configs.model import ModelConfig, ModelShape
-from configs.rollout import RolloutConfig, SamplingConfig, ScriptedConfig
+from configs.rollout import RolloutConfig, SamplingConfig, ScriptedConfig, ToolsConfig
 from resources.batch import concat_rows, row_lengths, select_rows, validate
 from resources.dispatch import marked_methods
+from resources.engines.base import FinishReason, GenerationRequest, Sampling
 from resources.engines.scripted import ScriptedEngine
 from resources.graders import FinishedRow
+from resources.models.causal_lm import load_tokenizer
 from resources.prompt_sources import PromptError
+from resources.replicas import LocalReplica
+from resources.request_serving import ServesRequests
+from resources.rollout_rows import records_of
+from resources.rollout_servers import RolloutServers
+from resources.served_engine import ServedEngine
 from resources.workers.rollout import RolloutWorker, _lost
+from tasks.algorithms.advantage_step import estimate_advantages
 from tasks.algorithms.diagnostics import finish_metrics
+from tasks.on_rows import advantages_of_rows
 from tasks.replies import add_sums
 from tasks.rollout import ROLLOUT_COLUMNS
 
@@ -293,6 +303,42 @@ def test_an_engine_that_is_not_offloaded_stays_where_it_is():
     worker = RolloutWorker(rollout, MODEL, DATA, 0, engine=Sleeper(rollout))
     worker.sample(0, 0, 2, 1, 0)
     assert worker.engine.told == ["generate"]
+
+
+class Deaf(ScriptedEngine):
+    """Takes no request that goes on behind an answer."""
+
+    def add_request(self, request: GenerationRequest, sampling: Sampling) -> None:
+        if len(request.prompt_ids) <= DATA.max_prompt_length:
+            super().add_request(request, sampling)
+
+
+def test_an_episode_whose_second_turn_no_server_answers_takes_its_group_along():
+    """Prompt 0 calls a tool and is not heard again; no token of its first turn is graded or trained."""
+    script = ScriptedConfig(responses={"mode": "fixed", "texts": {"0": "[calculate(2*3)]", "*": "5"}})
+    tools = ToolsConfig(functions=("resources.tools.calculator:calculate",), notation="inline")
+    rollout = RolloutConfig(engine="scripted", scripted=script, max_response_length=40, tools=tools, group_size=2)
+    source = SourceConfig(name="sort", kind="sorting", size=4)
+    data = DATA.model_copy(update={"sources": [source], "prompts_per_iteration": 4})
+    replica = ServesRequests()
+    replica.engine = Deaf(rollout, vocab_size=104, encode=load_tokenizer(MODEL).encode)
+    engine = ServedEngine(RolloutServers([LocalReplica("a", replica)], deadline_seconds=1.0))
+    status, shard = RolloutWorker(rollout, MODEL, data, 0, engine=engine).sample(0, 0, 4, 2, 0)
+    engine.shutdown()
+    lost = torch.tensor([record["index"] == 0 for record in records_of(shard)])
+    assert status["metrics"]["rollout/lost_rows"] == int(lost.sum()) == 2
+    assert (shard["finish_reasons"] == FinishReason.ABORT).tolist() == lost.tolist()
+    sampled = torch.tensor([int(mask.sum()) for mask in shard["response_mask"].unbind()])
+    assert sampled.tolist() == [0 if own else 2 for own in lost.tolist()]
+    assert (shard["token_versions"].values() >= 0).tolist() == shard["response_mask"].values().tolist()
+    shard["scores"] = torch.zeros(8)
+    estimate = partial(
+        estimate_advantages, estimator="dr_grpo", gamma=1.0, gae_lambda=1.0, whiten_advantages=False, scale_by_std=False
+    )
+    metrics, trained = advantages_of_rows(shard, estimator=estimate)
+    assert metrics["rollout/dropped_groups"] == 1.0
+    assert row_lengths(trained["train_mask"]).tolist() == row_lengths(shard["response_mask"]).tolist()
+    assert [int(mask.sum()) for mask in trained["train_mask"].unbind()] == sampled.tolist()
 
 
 def test_lost_rows_of_several_rounds_add_up():
