@@ -22,11 +22,11 @@ from resources.run_directory import read_lines
 from resources.samples import cut_samples
 from resources.telemetry.spans import ClockRecord, PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes, quick_retries
-from tasks.graders_of import check_graders
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
 from tasks.manifests import tell_other_config
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
+from tasks.resume_check import check_resume
 from tasks.run_folder import open_directory
 from tasks.run_state import RunState
 from tasks.saves import save_last_iteration
@@ -42,7 +42,7 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     if left is None:
         check_start(config)
     else:
-        check_graders(config)  # a key may be gone since
+        check_resume(left)
     if config.teachers:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 
