@@ -4,6 +4,8 @@ Whatever is wrong is collected and said once, in one block: path, value, rule an
 from the environment: a secret is named (`api_key_env`), never written.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,6 +62,11 @@ def check_config(data: object, origin: str = "config") -> RunConfig:
 def dump_config(config: RunConfig) -> dict[str, Any]:
     """Plain JSON data that `check_config` reads back to an equal config."""
     return config.model_dump(mode="json")
+
+
+def config_digest(config: RunConfig) -> str:
+    """Identifies what must be the same for a resume to be exact."""
+    return hashlib.blake2b(json.dumps(dump_config(config), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def apply_override(data: dict[str, Any], override: str) -> Problem | None:

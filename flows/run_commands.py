@@ -68,7 +68,6 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
     from resources.local_cluster import shared_cores_note
     from resources.prefect_server import PrefectServerError
     from tasks.api import ApiUnreachableError, prefect_api, ui_url
-    from tasks.graders_of import check_graders
     from tasks.start_check import check_start
 
     # The flow's imports (torch among them) take seconds, and so does the server's start in a process of its own.
@@ -79,7 +78,9 @@ def run_flow(config: "RunConfig", resume_from: Path | None, as_json: bool) -> in
             if resume_from is None:
                 check_start(config)
             else:
-                check_graders(config)  # a key may be gone since
+                from tasks.resume_check import check_resume  # imports torch, which a new run has no need of here
+
+                check_resume(resume_from)
             url = stack.enter_context(prefect_api(config.prefect))
         except (ApiUnreachableError, ConfigError, PrefectServerError) as error:
             return _refuse(str(error), as_json)

@@ -9,6 +9,7 @@ The number in the name is the number of iterations done. `latest` goes by number
 checksums hold, never by the clock or by the order of names.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -138,12 +139,23 @@ class CheckpointStore:
 
     def read(self, iteration: int) -> Manifest:
         """The manifest of a checkpoint, checksums verified. Raises CheckpointError if anything is off."""
+        folder, manifest = self.path_of(iteration), self._manifest(iteration)
+        for name, checksum in manifest.checksums.items():
+            path = folder / name
+            if not path.is_file():
+                raise CheckpointError(f"{folder.name}: {name} is missing")
+            if file_checksum(path) != checksum:
+                raise CheckpointError(f"{folder.name}: {name} does not match its checksum")
+        return manifest
+
+    def _manifest(self, iteration: int) -> Manifest:
+        """As `read`, without looking at the files."""
         folder = self.path_of(iteration)
         raw = _manifest_of(folder)
         if raw.get("format") != FORMAT:
             raise CheckpointError(f"{folder.name}: format {raw.get('format')!r}; this version reads {FORMAT}")
         try:
-            manifest, checksums = Manifest(**raw), dict(raw["checksums"])
+            manifest = Manifest(**{**raw, "checksums": dict(raw["checksums"])})
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{folder.name}: manifest.json is not as this version writes it ({error})") from error
         if manifest.iteration != iteration:
@@ -151,13 +163,14 @@ class CheckpointStore:
                 f"{folder.name}: its manifest.json is of iteration {manifest.iteration}, and the folder's name says "
                 f"{iteration}; give the folder its own name back"
             )
-        for name, checksum in checksums.items():
-            path = folder / name
-            if not path.is_file():
-                raise CheckpointError(f"{folder.name}: {name} is missing")
-            if file_checksum(path) != checksum:
-                raise CheckpointError(f"{folder.name}: {name} does not match its checksum")
         return manifest
+
+    def newest_manifest(self) -> Manifest | None:
+        """What the newest checkpoint says of itself, whether or not its files are whole; None without one."""
+        for iteration in reversed(self.iterations()):
+            with contextlib.suppress(CheckpointError):
+                return self._manifest(iteration)
+        return None
 
     def latest(self, metrics: Path | None = None) -> tuple[Manifest | None, list[str]]:
         """The newest whole checkpoint, and what was wrong with newer ones (for the log).

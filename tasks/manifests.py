@@ -1,21 +1,14 @@
 """What a checkpoint says of the run it was taken from, beside its tensors."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 
 from prefect.logging import get_logger
 
-from configs.load import dump_config
+from configs.load import config_digest
 from configs.run import RunConfig
 from resources.checkpoints import Manifest
 from resources.run_directory import RunDirectory
 from tasks.session import Session
-
-
-def config_digest(config: RunConfig) -> str:
-    """Identifies what must be the same for a resume to be exact."""
-    return hashlib.blake2b(json.dumps(dump_config(config), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def tell_other_config(directory: RunDirectory, config: RunConfig, manifest: Manifest) -> None:

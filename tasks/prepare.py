@@ -25,11 +25,11 @@ from resources.run_directory import STARTED, RunDirectory, is_run_folder, read_l
 from resources.samples import cut_samples
 from resources.telemetry.spans import PoolRecord, RunRecord
 from tasks.api import CancelWatch, check_from_nodes, quick_retries
-from tasks.graders_of import check_graders
 from tasks.host_watch import HostWatch
 from tasks.hosts import pools_of_roles
 from tasks.manifests import tell_other_config
 from tasks.recovery import keep_snapshot, recovering, repeating, restore_reward_state
+from tasks.resume_check import check_resume
 from tasks.run_folder import run_folder
 from tasks.run_state import RunState
 from tasks.saves import save_last_iteration
@@ -43,10 +43,10 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
     """A new run, or the one in the folder `resume`; everything of it is gone from the cluster afterwards."""
     left = _folder_to_resume(config, resume)
     if left is None:
-        check_before(config, is_new=True)
+        check_before(config, None)
     with run_folder(config, left) as (config, directory):
         if left is not None:
-            check_before(config, is_new=False)
+            check_before(config, left)
         with open_session(config, directory) as run:
             check_from_nodes()
             with (
@@ -62,16 +62,16 @@ def open_run(config: RunConfig, resume: str | None) -> Iterator[Session]:
                     yield run
 
 
-def check_before(config: RunConfig, *, is_new: bool) -> None:
+def check_before(config: RunConfig, resumed: Path | None) -> None:
     """What this config reads and calls, looked at before anything is started. Raises ConfigError.
 
-    Of a run that goes on it is the stored config, whose files were read when it was new.
+    Of a run that goes on it is the config stored in `resumed`.
     """
     add_import_paths(config.code.import_paths)  # in them lies what is imported below
-    if is_new:
+    if resumed is None:
         check_start(config)
     else:
-        check_graders(config)  # a key may be gone since
+        check_resume(resumed)
     if config.teachers:
         from resources.teachers import check_teachers  # loads tokenizers, and so torch
 

@@ -86,6 +86,17 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_refused_with_why(
     assert not (run.parent / "model").exists()
 
 
+def test_a_resume_with_an_edited_config_is_refused_before_any_server_is_started(
+    run: Path, capsys: pytest.CaptureFixture[str]
+):
+    edited = load_config("quickstart", ["algorithm.loss=no_such_module:loss"])
+    (run / "config.yaml").write_text(write_plain_yaml(dump_config(edited)))
+    told = refusal(capsys, "resume", run)
+    assert "Prefect UI" not in told
+    assert "algorithm.loss is 'no_such_module:loss'" in told
+    assert "algorithm.name is 'ppo'; so the critic is saved with the run, and the checkpoint of iteration 10" in told
+
+
 def no_parquet(file: Path) -> None:
     file.write_bytes(BINARY)
 

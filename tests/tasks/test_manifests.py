@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
+from configs.load import config_digest, load_config
 from resources.checkpoints import Manifest
 from resources.run_directory import RunDirectory, read_lines
-from tasks.manifests import config_digest, tell_other_config
+from tasks.manifests import tell_other_config
 from tasks.run_folder import open_directory
 
 

@@ -130,13 +130,16 @@ def test_a_run_that_goes_on_is_looked_at_by_the_config_that_it_stored(run_dir: P
 
 @pytest.mark.parametrize(("is_new", "overrides"), [(False, ()), (True, ("ray.address=head:6379",))])
 def test_an_agent_in_a_folder_of_the_configs_own_is_found(
-    is_new: bool, overrides: tuple[str, ...], tmp_path: Path, monkeypatch: Environment
+    is_new: bool, overrides: tuple[str, ...], run_dir: Path, tmp_path: Path, monkeypatch: Environment
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
     module = f"agent_of_{'a_new_run' if is_new else 'a_resume'}"
     (tmp_path / f"{module}.py").write_text("def play(base_url, prompt):\n    return None\n")
     served = ("rollout.servers.enabled=true", "roles.rollout.colocate=shared", f"rollout.servers.agent={module}:play")
-    check_before(small_config(*served, f"code.import_paths=[{tmp_path}]", *overrides), is_new=is_new)
+    overrides = (*served, f"code.import_paths=[{tmp_path}]", *overrides)
+    config = config_of(run_dir, *overrides)
+    resumed = None if is_new else open_directory(config, None)[1].path
+    check_before(config, resumed)
     nobody = f"rollout.servers.agent={module}:nobody"
     with pytest.raises(ConfigError, match=rf"rollout.servers.agent is '{module}:nobody'"):
-        check_before(small_config(*served, nobody, f"code.import_paths=[{tmp_path}]", *overrides), is_new=is_new)
+        check_before(config_of(run_dir, *overrides, nobody), resumed)
