@@ -28,16 +28,24 @@ from transformers import PreTrainedTokenizerBase
 
 from resources.engines.base import FinishReason, GenerationRequest, Sampling
 from resources.openai_episodes import Branch, EpisodeLog, Opening
+from resources.openai_requests import (
+    BadRequest,
+    Json,
+    body_of,
+    check_sampling,
+    max_tokens_of,
+    messages_of,
+    prompt_of,
+    seed_of,
+    tools_of,
+)
 from resources.requests_on_the_way import Completion, RequestLostError
 from resources.rollout_servers import RolloutServers
 from resources.seeding import stream_seed
 from resources.tools.calls import find_calls
 
-Json = dict[str, Any]
 START_SECONDS = 20.0
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "stop"}
-_REFUSED = ("stop", "logit_bias", "frequency_penalty", "presence_penalty", "best_of", "suffix", "response_format")
-"""What would change the distribution, or the text, behind the log-probs that are trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +56,6 @@ class Terms:
     sampling: Sampling
     max_tokens: int
     """Of the whole episode after its first prompt, what the client adds included."""
-
-
-class BadRequest(ValueError):  # noqa: N818 - HTTP's own name for it
-    """A request that is answered with status 400 and this text."""
 
 
 class EndpointError(RuntimeError):
@@ -136,40 +140,22 @@ class OpenAiEndpoint:
     ) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def handle(request: Request) -> JSONResponse:
             try:
-                body = json.loads(await request.body())
-                if not isinstance(body, dict):
-                    raise BadRequest("the body is no JSON object")
+                body = body_of(await request.body())
                 episode = str(request.path_params.get("episode", ""))
                 if episode and episode not in self._open:
                     return _error(404, f"episode {episode!r} is not open: it has ended, or its address is wrong")
-                self._check(body)
+                check_sampling(body, self._visitor.sampling)
                 return JSONResponse(await answer(episode, body))
             except RequestLostError as error:
                 return _error(503, str(error))
-            except ValueError as error:  # JSON, BadRequest, or a request that no engine can answer
+            except ValueError as error:  # BadRequest, or a request that no template or engine can take
                 return _error(400, str(error))
 
         return handle
 
-    def _check(self, body: Mapping[str, Any]) -> None:
-        used = [name for name in _REFUSED if body.get(name) not in (None, 0, {}, [], {"type": "text"})]
-        if used or body.get("stream") or (body.get("n") or 1) != 1:
-            named = used or (["stream"] if body.get("stream") else ["n"])
-            raise BadRequest(f"{named[0]} is not served: what is sampled here is trained; leave it out")
-        temperature = body.get("temperature")
-        sampling = self._visitor.sampling
-        sampled_at = 0.0 if sampling.greedy else sampling.temperature
-        if temperature is not None and temperature != sampled_at:
-            raise BadRequest(
-                f"temperature is {temperature} and the run samples at {sampled_at}; log-probs are of that "
-                "distribution, so leave it out"
-            )
-
     async def _chat(self, episode: str, body: Mapping[str, Any]) -> Json:
-        messages, tools = body.get("messages"), body.get("tools")
-        if not isinstance(messages, list) or not messages:
-            raise BadRequest("messages is empty; give at least one")
-        opening = self.log.begin(episode, messages, tools)
+        tools = tools_of(body)
+        opening = self.log.begin(episode, messages_of(body), tools)
         answer = await self._sample(opening, body)
         text = str(self._tokenizer.decode(list(answer.token_ids), skip_special_tokens=True))
         message: Json = {"role": "assistant", "content": text}
@@ -190,11 +176,7 @@ class OpenAiEndpoint:
         return self._body("chat.completion", choice, len(opening.ids), answer)
 
     async def _complete(self, episode: str, body: Mapping[str, Any]) -> Json:
-        prompt = body.get("prompt")
-        is_ids = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
-        if not prompt or not (is_ids or isinstance(prompt, str)):
-            raise BadRequest("prompt is one text or one list of token ids")
-        opening = self.log.begin_text(episode, prompt)
+        opening = self.log.begin_text(episode, prompt_of(body))
         answer = await self._sample(opening, body)
         self._keep(opening, answer, None)
         text = str(self._tokenizer.decode(list(answer.token_ids), skip_special_tokens=True))
@@ -203,21 +185,20 @@ class OpenAiEndpoint:
 
     async def _sample(self, opening: Opening, body: Mapping[str, Any]) -> Completion:
         terms = self._open.get(opening.episode, self._visitor)
-        ids = opening.ids
+        asked, seed, ids = max_tokens_of(body), seed_of(body), opening.ids
         left = min(self._max_model_length - len(ids), terms.max_tokens - opening.response_length)
         if left < 1:
             raise BadRequest(
                 f"the conversation has {len(ids)} tokens, the context holds {self._max_model_length} and the episode "
                 f"may add {terms.max_tokens} to its first prompt; nothing is left for an answer"
             )
-        asked = body.get("max_completion_tokens") or body.get("max_tokens") or left
         self._asked[opening.episode] += 1
         number = self._asked[opening.episode]
         request = GenerationRequest(
             row_id=next(self._numbers),
             prompt_ids=ids,
-            seed=stream_seed(terms.seed, f"request {number}", int(body.get("seed") or 0)),
-            max_tokens=max(1, min(int(asked), left)),
+            seed=stream_seed(terms.seed, f"request {number}", seed),
+            max_tokens=left if asked is None else min(asked, left),
         )
         return await asyncio.wrap_future(self._servers.submit(request, terms.sampling))
 

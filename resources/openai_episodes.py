@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jinja2 import TemplateError
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
@@ -119,9 +120,12 @@ class EpisodeLog:
     def _render(self, messages: Sequence[Message], tools: Any) -> str:
         if self._tokenizer.chat_template is None:
             return "".join(str(message.get("content") or "") for message in messages)
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tools=tools, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError) as error:  # it is a program, and made for conversations it knows
+            raise ValueError(f"the model's chat template takes no such messages or tools: {error}") from error
         return str(text)
 
     def _behind(self, branch: Branch, messages: Sequence[Message], tools: Any) -> str:

@@ -1,10 +1,12 @@
 """A stock OpenAI client drives episodes over loopback; what it sampled is what the actor trains on."""
 
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from openai import BadRequestError, NotFoundError, OpenAI
@@ -14,6 +16,7 @@ from resources.engines.huggingface import HuggingFaceEngine
 from resources.models.causal_lm import load_tokenizer, prepare_model_folder
 from resources.openai_endpoint import EndpointError, OpenAiEndpoint, Terms
 from resources.openai_episodes import EpisodeLog, EpisodeRows
+from resources.openai_requests import BadRequest, check_sampling
 from resources.prompts import Prompt
 from resources.replicas import LocalReplica
 from resources.request_serving import ServesRequests
@@ -156,6 +159,20 @@ def test_plain_completions_take_text_or_ids_and_go_on_from_ids(endpoint: OpenAiE
     ("options", "said"),
     [
         ({"temperature": 0.2}, "temperature is 0.2 and the run samples at 1.0"),
+        (
+            {"top_p": 0.9},
+            "top_p is 0.9 and the run samples at 1.0; log-probs are of that distribution, so leave it out",
+        ),
+        ({"extra_body": {"top_k": 20}}, "top_k is 20 and the run samples at 0"),
+        ({"extra_body": {"min_p": 0.1}}, "min_p is 0.1 and the run samples at 0.0"),
+        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty is not served"),
+        ({"presence_penalty": 0.5}, "presence_penalty is not served: .*; leave 0.5 out"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not served"),
+        ({"logit_bias": {"5": 1}}, "logit_bias is not served"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not served"),
+        ({"tool_choice": "required"}, "tool_choice is not served"),
+        ({"extra_body": {"ignore_eos": True}}, "ignore_eos is not served"),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs is not served"),
         ({"stream": True}, "stream is not served"),
         ({"n": 2}, "n is not served"),
         ({"stop": ["x"]}, "stop is not served: what is sampled here is trained"),
@@ -169,6 +186,93 @@ def test_what_would_break_the_log_probs_or_the_context_is_refused(
     given = {"messages": [{"role": "user", "content": "1"}], **options}
     with client(endpoint, "bad") as openai, pytest.raises(BadRequestError, match=said):
         openai.chat.completions.create(model="policy", **given)
+
+
+def test_values_that_leave_the_distribution_as_it_is_are_answered(endpoint: OpenAiEndpoint) -> None:
+    with client(endpoint, "neutral") as openai:
+        say(
+            openai, [{"role": "user", "content": "1"}], temperature=1, top_p=1, n=1, presence_penalty=0, stop=[],
+            logit_bias={}, seed=3, response_format={"type": "text"}, stream=False, tool_choice="auto",
+            extra_body={"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "best_of": None, "ignore_eos": False},
+        )  # fmt: skip
+    assert len(endpoint.close_episode("neutral")) == 1
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_p": 0.9, "top_k": 40, "temperature": 0.7}])
+def test_a_client_that_names_the_runs_own_distribution_is_answered(options: dict[str, Any]) -> None:
+    own = Sampling(temperature=0.7, top_p=0.9, top_k=40)
+    check_sampling(options, own)
+    with pytest.raises(BadRequest, match=r"top_p is 1\.0 and the run samples at 0\.9"):
+        check_sampling({**options, "top_p": 1.0}, own)
+    check_sampling({"temperature": 0.0, "top_p": 0.5}, Sampling(temperature=0.7, greedy=True))
+    with pytest.raises(BadRequest, match=r"temperature is 0\.7 and the run samples at 0\.0"):
+        check_sampling({"temperature": 0.7}, Sampling(temperature=0.7, greedy=True))
+
+
+CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": ["hi"]}, "messages.0 is 'hi'; it is an object like"),
+        ({"messages": "hi"}, "messages is 'hi'; it is a list of objects"),
+        ({"messages": None}, "messages is empty; give at least one"),
+        ({"messages": [{"content": "1"}]}, "messages.0.role is None; it is a text like user"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content is 5; it is a text, or a list of parts"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0 is 'a'; it is an object like"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the policy reads text alone"),
+        ({"messages": [{"role": "user", "content": "1", "name": 3}]}, "messages.0.name is 3; it is a text"),
+        ({"messages": [{**CALL, "tool_calls": 3}]}, "messages.0.tool_calls is 3; it is a list of objects"),
+        ({"messages": [{**CALL, "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls.0.function is None"),
+        ({"tools": 3}, "tools is 3; it is a list of objects"),
+        ({"tools": ["f"]}, "tools.0 is 'f'; it is an object"),
+        ({"max_tokens": [1]}, "max_tokens is [1]; it is a whole number from 1 on"),
+        ({"max_tokens": 0}, "max_tokens is 0; it is a whole number from 1 on"),
+        ({"max_completion_tokens": 2.5}, "max_completion_tokens is 2.5; it is a whole number"),
+        ({"seed": "a"}, "seed is 'a'; it is a whole number"),
+        ({"seed": [1]}, "seed is [1]; it is a whole number"),
+        ([1], "the body is no JSON object"),
+        (b"{", "the body is no JSON: "),
+        (b"[" * 100_000, "the body is nested too deep"),
+    ],
+)
+def test_a_request_that_is_malformed_is_answered_with_the_rule(endpoint: OpenAiEndpoint, body: Any, said: str) -> None:
+    if isinstance(body, dict):
+        body = {"messages": [{"role": "user", "content": "1"}], **body}
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = httpx.post(f"http://127.0.0.1:{endpoint.port}/v1/chat/completions", content=raw, trust_env=False)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", [[True], ["a"], [[1]], 5, ""])
+def test_a_prompt_that_is_neither_a_text_nor_ids_is_refused(endpoint: OpenAiEndpoint, prompt: Any) -> None:
+    url = f"http://127.0.0.1:{endpoint.port}/v1/completions"
+    answer = httpx.post(url, json={"prompt": prompt}, trust_env=False)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        400, "prompt is one text or one list of token ids",
+    )  # fmt: skip
+
+
+def test_parts_of_text_are_read_as_one_text(endpoint: OpenAiEndpoint) -> None:
+    parts = [{"type": "text", "text": "7+"}, {"type": "text", "text": "5="}]
+    with client(endpoint, "parts") as openai:
+        say(openai, [{"role": "user", "content": parts}])
+        say(openai, [{"role": "user", "content": "7+5="}])
+    one, other = endpoint.close_episode("parts")
+    assert one.ids[: one.prompt_length] == other.ids[: other.prompt_length]
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('roles must alternate') }}", "{{ 1 + messages[0]['content'] }}"]
+)
+def test_what_the_models_template_refuses_is_the_clients_mistake(
+    endpoint: OpenAiEndpoint, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint._tokenizer, "chat_template", template)
+    with client(endpoint, "template") as openai, pytest.raises(BadRequestError, match="chat template takes no such"):
+        say(openai, [{"role": "user", "content": "1"}])
 
 
 def test_the_endpoint_listens_on_loopback_alone_and_lists_its_model(endpoint: OpenAiEndpoint) -> None:
