@@ -1,4 +1,4 @@
-"""Two sides of a comparison, timed in turn on the same rows, each from the same state of what they share."""
+"""Two sides of a comparison that share an engine, timed in turn on the same rows; neither finds what the other left."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ class Side(Protocol):
     """One side of an iteration."""
 
     def sample(self, iteration: int) -> Any:
-        """Sample; the side that is asked first gives the rows that all of them train on."""
+        """Sample with the weights that the engine has; the first side gives the rows that all of them train on."""
         ...
 
     def train(self, rows: Any) -> None:
-        """Everything behind sampling."""
+        """Everything behind sampling, the new weights to the engine at the end."""
         ...
 
 
@@ -27,18 +27,25 @@ def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 def time_sides(sides: Mapping[str, Side], forget: Callable[[], None], rounds: int) -> dict[str, list[float]]:
     """`SIDE samples` and `SIDE trains` -> seconds of each round, after one that warms up.
 
-    forget: drops what one side's sampling would leave to the next one's. Called before each, so that none is timed with
-        prompts that are in a cache.
+    A side trains before it samples, so that it samples with the weights that it has brought itself: what the first pass
+    on new weights costs may depend on how they came.
+
+    Args:
+        sides: what is compared, by name.
+        forget: empties the engine's cache of prompts; called before each sampling.
+        rounds: how many are timed.
     """
     times: dict[str, list[float]] = {f"{side} {part}": [] for side in sides for part in ("samples", "trains")}
-    for iteration in range(rounds + 1):
-        rows: Any = None
+    rows = next(iter(sides.values())).sample(0)
+    for number in range(rounds + 1):
+        sampled: list[Any] = []
         for side, loop in sides.items():
+            trains, _ = seconds(lambda loop=loop, rows=rows: loop.train(rows))
             forget()
-            sampled, own = seconds(lambda loop=loop, number=iteration: loop.sample(number))
-            rows = own if rows is None else rows
-            trained, _ = seconds(lambda loop=loop, rows=rows: loop.train(rows))
-            if iteration:
-                times[f"{side} samples"].append(sampled)
-                times[f"{side} trains"].append(trained)
+            samples, given = seconds(lambda loop=loop, number=number: loop.sample(number + 1))
+            sampled.append(given)
+            if number:
+                times[f"{side} samples"].append(samples)
+                times[f"{side} trains"].append(trains)
+        rows = sampled[0]
     return times

@@ -14,9 +14,9 @@ DEFAULTS = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Threads that wait must sleep: roles take turns on the same cores, and spinning ones take them from each other
-    # (a step of the quick start on two cores beside other work: 44 s spinning, 3 s sleeping). But not at once: a pass
-    # is thousands of parallel regions, and a thread that slept between two has to be woken (docs/benchmarks.md).
+    # Threads that wait must sleep: roles take turns on the same cores, and spinning ones take them from each other. But
+    # not at once: a pass is thousands of parallel regions, and a thread that slept between two has to be woken
+    # (docs/benchmarks.md).
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "3000",
     "KMP_BLOCKTIME": "0",

@@ -12,7 +12,6 @@ from resources.run_directory import SIDE_RUN, STARTED, RunDirectory, RunDirector
 from tasks.prepare import check_before, open_run
 from tasks.run_folder import open_directory, run_folder
 from tasks.session import DoesNotFitError
-from tests.tasks.local_cast import small_config
 
 Environment = pytest.MonkeyPatch
 
