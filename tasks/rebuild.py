@@ -89,7 +89,7 @@ def rebuild(run: Session) -> list[str]:
             group.restart()
             rebuilt.append(f"group {process_name(group)}")
     rebuilt += [f"group {name}" for name in _start_missing(run)]
-    lost = [pool for pool in run.hosts.pools if pool in gone | run.lost_hosts or not _answers(run, pool)]
+    lost = [pool for pool in run.hosts.pools if pool in run.lost_hosts or not _answers(run, pool)]
     if lost:
         run.hosts.restart(lost)
         rebuilt += [f"task host {pool}" for pool in lost]
@@ -123,6 +123,7 @@ def _move(run: Session, pools: set[str]) -> None:
     run.groups = {duty: group for duty, group in run.groups.items() if group.pool not in pools}
     _reserve(run, pools)
     run.hosts.place({pool: first_bundle(run.cluster, pool) for pool in pools})
+    run.lost_hosts |= pools
 
 
 def _start_missing(run: Session) -> list[str]:

@@ -113,7 +113,7 @@ def test_what_a_rebuild_had_not_started_when_a_process_died_in_it_is_started_by_
     with pytest.raises(WorkerFailed):
         rebuild(run)
     assert started == ["actor", "critic"]
-    rebuild(run)
+    assert rebuild(run) == ["group critic", "group advantage", "task host learn"]
     assert started == ["actor", "critic", "critic", "advantage"]
     assert set(run.groups) == everyone
     assert run.hosts._placements == {"learn": "d"}
