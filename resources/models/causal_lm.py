@@ -227,11 +227,14 @@ def prepare_model_folder(model: ModelConfig, seed: int, cache: Path = CACHE) -> 
 
 
 def save_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write weights (safetensors), config.json, generation_config.json and tokenizer."""
-    generation, model.generation_config = model.generation_config, GenerationConfig()
-    model.save_pretrained(folder)
-    model.generation_config = generation
-    save_generation_config(generation, folder)
+    """Write weights (safetensors), config.json, tokenizer, and generation_config.json of a model that generates."""
+    if model.can_generate():
+        generation, model.generation_config = model.generation_config, GenerationConfig()
+        model.save_pretrained(folder)
+        model.generation_config = generation
+        save_generation_config(generation, folder)
+    else:
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

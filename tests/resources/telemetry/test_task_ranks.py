@@ -10,7 +10,8 @@ from resources.telemetry.attribution import IterationTimes, attribute
 from resources.telemetry.causes import Candidate, Cause
 from resources.telemetry.detectors import find_candidates
 from resources.telemetry.probes import GraderLatency
-from resources.telemetry.spans import IterationSpan, RankSpan, TaskSpan, decode, encode
+from resources.telemetry.span_lines import decode, encode
+from resources.telemetry.spans import IterationSpan, RankSpan, TaskSpan
 from resources.telemetry.task_ranks import engine_calls, own_ranks, stages
 from resources.telemetry.timeline import Kind, Timeline, build_timeline
 from resources.telemetry.timeline_image import timeline_svg
