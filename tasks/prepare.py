@@ -96,7 +96,7 @@ def _folder_to_resume(config: RunConfig, resume: str | None) -> Path | None:
 
 @contextlib.contextmanager
 def _last_iteration_saved(run: Session) -> Iterator[None]:
-    """A run that is stopped, by a person or by what it cannot repair, leaves its last iteration on the disk."""
+    """A run that is stopped, by a person or by what it cannot repair, leaves its newest snapshot on the disk."""
     is_done = False
     try:
         yield
