@@ -46,7 +46,6 @@ FACTS: dict[str, str] = {
     "policy_version": "T: version the rows were sampled with, or published",
     # controller, I
     "controller_bytes": "I: bytes of batch that went through the controller and the API",
-    "telemetry_cpu_seconds": "I: telemetry's own CPU time, all processes",
     "attempts": "I: attempts it took",
     "between_seconds": "I: from the end of the iteration before to the first submission: commit, snapshot, Prefect",
 }

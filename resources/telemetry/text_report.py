@@ -68,7 +68,7 @@ def _print(console: Console, report: Report) -> None:
             )
         console.print(table)
     _print_facts(console, report)
-    _print_own_cost(console, report)
+    _print_controller(console, report)
     for note in report.missing:
         console.print(f"missing: {note}", markup=False)
 
@@ -98,13 +98,8 @@ def _role_table(report: Report) -> Table:
     return table
 
 
-def _print_own_cost(console: Console, report: Report) -> None:
-    """What telemetry cost and what went through the controller, where iterations recorded it."""
-    measured = [s for s in report.complete if "telemetry_cpu_seconds" in s.facts]
-    if measured:
-        cpu = sum(summary.facts["telemetry_cpu_seconds"] for summary in measured)
-        steps = sum(summary.times.step_seconds for summary in measured)
-        console.print(f"telemetry: {1e3 * cpu / len(measured):.2f} ms of CPU a step, {100 * cpu / steps:.2f} % of it")
+def _print_controller(console: Console, report: Report) -> None:
+    """What lay between iterations and what went through the controller, where iterations recorded it."""
     between = [s.facts["between_seconds"] for s in report.complete[1:] if "between_seconds" in s.facts]
     if between:
         mean = sum(between) / len(between)

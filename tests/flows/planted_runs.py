@@ -39,6 +39,10 @@ BASE = (
     "actor.micro_batch_size=32",
     "critic.micro_batch_size=32",
 )
+REFERENCE_APART: dict[str, Any] = {
+    "pools": {"main": {"nodes": [1], "cpus_per_bundle": 2}, "slow": {"nodes": [1]}},
+    "roles": {"reference": {"pool": "slow", "colocate": "shared", "worker": f"{WORKERS}:SlowReference"}},
+}
 SLOW_SCORING = ("data.prompts_per_iteration=32", "actor.log_prob_micro_batch_size=8")
 """Four micro-batches for the slow reference: two seconds, as long as the grading."""
 ANSWERS = {"responses": {"mode": "answer", "by_token": True}, "seconds_per_token": 0.05}
@@ -152,16 +156,14 @@ PLANTS: tuple[Plant, ...] = (
         name="a reference on a slow pool",
         role="reference",
         cause=Cause.SLOW_REFERENCE,
-        pools={"main": {"nodes": [1], "cpus_per_bundle": 2}, "slow": {"nodes": [1]}},
-        roles={"reference": {"pool": "slow", "colocate": "shared", "worker": f"{WORKERS}:SlowReference"}},
+        **REFERENCE_APART,
         overrides=("actor.log_prob_micro_batch_size=16",),
     ),
     Plant(
         name="a slow reference beside an actor that scores nothing",
         role="reference",
         cause=Cause.SLOW_REFERENCE,
-        pools={"main": {"nodes": [1], "cpus_per_bundle": 2}, "slow": {"nodes": [1]}},
-        roles={"reference": {"pool": "slow", "colocate": "shared", "worker": f"{WORKERS}:SlowReference"}},
+        **REFERENCE_APART,
         overrides=("actor.log_prob_micro_batch_size=16", "algorithm.num_mini_batches=1", "algorithm.kl.place=loss"),
     ),
     Plant(name="a driver that serialises", role="controller", cause=Cause.SERIALISE, is_by_value=True),

@@ -185,11 +185,11 @@ def test_workers_together_admit_no_larger_burst_and_no_more_a_second_than_one(
     per_minute: float, workers: int, units: float, monkeypatch: pytest.MonkeyPatch
 ):
     """All begin at once, twice, with a pause in which any burst fills; in time that only their own waits move on."""
-    admitted = [
+    together = [
         when for rank in range(workers) for when in admissions(RateLimit(per_minute, rank, workers), units, monkeypatch)
     ]
     alone = admissions(RateLimit(per_minute), units, monkeypatch, workers * REQUESTS)
-    assert sorted(admitted) == pytest.approx(alone)
+    assert sorted(together) == pytest.approx(alone)
 
 
 REQUESTS = 6
@@ -197,7 +197,23 @@ REQUESTS = 6
 
 def admissions(limit: RateLimit, units: float, monkeypatch: pytest.MonkeyPatch, count: int = REQUESTS) -> list[float]:
     """When a limit lets `count` requests go that come at moment 1000, and as many that come at 9000."""
-    now = 1000.0
+    return [
+        *admitted(limit, units, monkeypatch, count, begin=1000.0),
+        *admitted(limit, units, monkeypatch, count, begin=9000.0),
+    ]
+
+
+def admitted(
+    limit: RateLimit,
+    units: float,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    *,
+    begin: float = 1000.0,
+    pause: float = 0.0,
+) -> list[float]:
+    """When a limit lets requests go, the next of which comes `pause` seconds after the one before it went."""
+    now = begin
 
     async def sleep(seconds: float) -> None:
         nonlocal now
@@ -206,11 +222,10 @@ def admissions(limit: RateLimit, units: float, monkeypatch: pytest.MonkeyPatch, 
     async def ask() -> list[float]:
         nonlocal now
         times: list[float] = []
-        for begin in (1000.0, 9000.0):
-            now = begin
-            for _ in range(count):
-                await limit.take(units)
-                times.append(now)
+        for _ in range(count):
+            await limit.take(units)
+            times.append(now)
+            now += pause
         return times
 
     monkeypatch.setattr(rate_limits, "time", SimpleNamespace(monotonic=lambda: now))
@@ -219,24 +234,8 @@ def admissions(limit: RateLimit, units: float, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_worker_that_asks_less_often_than_it_may_does_not_wait(monkeypatch: pytest.MonkeyPatch):
-    now = 1000.0
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    async def ask() -> list[float]:
-        nonlocal now
-        limit, times = RateLimit(60, 3, 4), []
-        for _ in range(4):
-            await limit.take(1)
-            times.append(now)
-            now += 5.0  # what the service takes; its share is a request in four seconds
-        return times
-
-    monkeypatch.setattr(rate_limits, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(rate_limits, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
-    assert asyncio.run(ask()) == [1003.0, 1008.0, 1013.0, 1018.0]
+    """The service takes five seconds, and its share is a request in four."""
+    assert admitted(RateLimit(60, 3, 4), 1, monkeypatch, 4, pause=5.0) == [1003.0, 1008.0, 1013.0, 1018.0]
 
 
 def test_a_large_request_goes_on_credit_and_the_next_one_waits():

@@ -124,7 +124,7 @@ def with_null(value: Any, name: str) -> Any:
 def test_whichever_fact_is_null_the_report_and_the_profile_of_a_run_are_made(tmp_path: Path):
     graded = {**grader_facts([0.5] * 8), "hidden_seconds": 1.0, "rows": 8}
     tasks, span = iteration(0, seconds={"reward": 2.0}, facts={"reward": graded}, ranks=dict.fromkeys(SECONDS, ranks))
-    span = replace(span, facts={"controller_bytes": 1, "telemetry_cpu_seconds": 0.1, "between_seconds": 0.1})
+    span = replace(span, facts={"controller_bytes": 1, "between_seconds": 0.1})
     lines = [json.loads(encode(record)) for record in (run_record(), *tasks, span)]
     for name in sorted({*FACTS, "total_seconds", "max_seconds", "calls", "workers"} - {"bytes"}):
         (tmp_path / SPANS_FILE).write_text("".join(json.dumps(with_null(line, name)) + "\n" for line in lines))
