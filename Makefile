@@ -21,6 +21,7 @@ lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright -p tests
 
 # Everything that takes seconds, and the whole flow on real Ray and Prefect in a process of its own.
 test: setup-dev

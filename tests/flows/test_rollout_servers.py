@@ -12,9 +12,10 @@ from prefect import flow
 
 from configs.run import RunConfig
 from flows.ppo import ppo
+from resources.node_resources import parse_nodes
 from resources.run_directory import read_lines
 from resources.samples import read_samples_of, sample_files
-from tasks.rebuild import _move
+from tasks.rebuild import _move, _start_missing
 from tasks.run_folder import open_directory
 from tasks.session import current_session, open_session
 from tasks.shrink import shrink
@@ -96,8 +97,9 @@ def test_a_replica_that_a_smaller_pool_has_no_place_for_is_gone_from_the_run(tmp
         with open_session(config_left, directory) as run:
             run.cast()
             names.append(sorted(run.groups))
-            run.config = shrink(run.config, {"engines"})
+            run.config = shrink(run.config, {"engines"}, parse_nodes("(cpu=2)"))
             _move(run, {"engines"})
+            assert set(_start_missing(run)) == {"rollout.0", "rollout.1"}
             names.append(sorted(run.groups))
         directory.release()
 

@@ -82,10 +82,10 @@ def test_a_position_beyond_the_epoch_counts_on_into_the_next_ones(tmp_path):
     assert texts(source_.rows(0, 7, 2)) == texts(source_.rows(2, 1, 2))
 
 
-@pytest.mark.parametrize("position", [(-1, 0), (0, -1)])
-def test_a_negative_position_is_refused(tmp_path, position):
+@pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1)])
+def test_a_negative_position_is_refused(tmp_path, epoch, start):
     with pytest.raises(PromptError, match="does not exist"):
-        prompts(numbered(tmp_path, 3)).rows(*position, 1)
+        prompts(numbered(tmp_path, 3)).rows(epoch, start, 1)
 
 
 def test_one_call_equals_two_calls_of_parts(tmp_path):

@@ -126,7 +126,8 @@ def test_a_renumbered_teacher_gives_the_log_probs_of_the_same_tokens(tmp_path: P
     size, known = lm.config.vocab_size, len(table)
     order = torch.cat([torch.tensor(table), torch.arange(known, size)])
     embedding = lm.get_input_embeddings().weight
-    embedding.data[order] = embedding.data.clone()  # the row of each token moves to its new number
+    # The row of each token moves to its new number.
+    embedding.data[order] = embedding.data.clone()  # pyright: ignore[reportCallIssue]
     save_model_folder(lm, renumbered(), tmp_path / "teacher")
     there = ModelConfig(path=str(tmp_path / "teacher"))
     plain = TeacherWorker(MODEL, SETTINGS, 0, student=MODEL, threads=1).score(rows, 1.0, 3)[1]

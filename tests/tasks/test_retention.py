@@ -81,7 +81,7 @@ def test_each_kind_is_one_artifact_however_many_iterations(prefect_session: None
     table = json.loads(by_key["my-run-1-metrics"].data)
     assert [(row["iteration"], row["reward/score_mean"]) for row in table] == [(2, 0.5), (1, 0.25), (0, 0.0)]
     assert json.loads(by_key["my-run-1-role-timings"].data)[0] == {"iteration": 2, "rollout": 2.5}
-    image = re.search(r"base64,([^)]*)", by_key["my-run-1-learning-curve"].data)[1]
+    image = re.search(r"base64,([^)]*)", str(by_key["my-run-1-learning-curve"].data))[1]
     assert base64.b64decode(image).startswith(b"<svg")
 
 

@@ -1,5 +1,8 @@
 """Steps: Prefect tasks with our settings, and bodies that run without Prefect."""
 
+from collections.abc import Callable
+from typing import Any
+
 from prefect.cache_policies import NO_CACHE
 
 from resources.store import BatchHandle, BatchStore, StoreView
@@ -62,17 +65,24 @@ def test_a_step_without_a_batch_arrives_as_none():
         assert score_responses.fn(StepResult()).metrics == {"seen": 0.0}
 
 
+def run_name(made: Step, parameters: dict[str, Any]) -> str:
+    """What the Prefect UI lists, as Prefect asks for it."""
+    assert callable(made.task_run_name)
+    name: Callable[..., str] = made.task_run_name  # Prefect calls it with `parameters`, which its type does not say
+    return name(parameters=parameters)
+
+
 def test_run_name_has_task_pool_and_policy_version():
-    assert score_responses.task_run_name(parameters={"policy_version": 7}) == "score-responses/v7"
+    assert run_name(score_responses, {"policy_version": 7}) == "score-responses/v7"
     with use_host(HostContext(pool="gpu", run_id="r", store=StoreView(BatchStore("gpu")))):
-        assert score_responses.task_run_name(parameters={"policy_version": 7}) == "score-responses/gpu/v7"
-        assert update.task_run_name(parameters={}) == "critic-update/gpu"
+        assert run_name(score_responses, {"policy_version": 7}) == "score-responses/gpu/v7"
+        assert run_name(update, {}) == "critic-update/gpu"
 
 
 def test_a_step_that_is_told_no_version_carries_that_of_its_iteration():
     at = Stamp(iteration=41, attempt=2, policy_version=39, epoch=0, start=0, count=4, kl_coef=0.0)
-    assert update.task_run_name(parameters={"at": at}) == "critic-update/v39"
-    assert score_responses.task_run_name(parameters={"at": at, "policy_version": 40}) == "score-responses/v40"
+    assert run_name(update, {"at": at}) == "critic-update/v39"
+    assert run_name(score_responses, {"at": at, "policy_version": 40}) == "score-responses/v40"
 
 
 def test_a_step_of_a_test_travels_by_value():

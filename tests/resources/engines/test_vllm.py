@@ -156,7 +156,7 @@ def test_greedy_responses_follow_the_highest_logit(vllm_engine):
     [request] = requests_for(range(1))
     [output] = vllm_engine.generate([request], Sampling(greedy=True))
     with torch.no_grad():
-        exact = model.generate(
+        exact = model.generate(  # pyright: ignore[reportCallIssue]
             torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
         )
     assert output.token_ids == tuple(exact[0, len(request.prompt_ids) :].tolist())
@@ -169,7 +169,7 @@ def test_after_an_update_the_engine_samples_as_the_new_model(vllm_engine, origin
     [request] = requests_for(range(1))
     [output] = vllm_engine.generate([request], Sampling(greedy=True))
     with torch.no_grad():
-        exact = new.generate(
+        exact = new.generate(  # pyright: ignore[reportCallIssue]
             torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
         )
     assert output.token_ids == tuple(exact[0, len(request.prompt_ids) :].tolist())

@@ -1,5 +1,7 @@
 """Attention by matrix products in bfloat16 on a CPU, against float64 and against torch's own kernel."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,7 @@ def inputs(rows: int, heads: int, kv_heads: int, tokens: int, seed: int = 0) -> 
     return [torch.randn(rows, n, tokens, 16, generator=draw).mul(1.5).bfloat16() for n in sizes]
 
 
-def run(attend: object, query: Tensor, key: Tensor, value: Tensor, grad: Tensor) -> list[Tensor]:
+def run(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, grad: Tensor) -> list[Tensor]:
     """Output and the three gradients, in float64."""
     leaves = [x.clone().requires_grad_() for x in (query, key, value)]
     output = attend(*leaves)

@@ -99,7 +99,7 @@ def test_a_critic_from_a_reward_model_trains_without_dropout_and_on_every_token(
 
 def test_a_critic_from_a_reward_model_of_another_architecture_trains_without_the_dropout_of_its_name(tmp_path):
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Starcoder2Config(vocab_size=128, **shape, residual_dropout=0.5, num_labels=1, pad_token_id=0)
+    config = Starcoder2Config(vocab_size=128, **shape, residual_dropout=0.5, num_labels=1, pad_token_id=0)  # pyright: ignore[reportCallIssue]
     save_model_folder(Starcoder2ForSequenceClassification(config), build_character_tokenizer(), tmp_path)
     start = CriticConfig(model=ModelConfig(path=str(tmp_path)), from_reward_model=True)
     module = CriticWorker(MODEL, start, 0, threads=1).module.train()

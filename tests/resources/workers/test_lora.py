@@ -84,9 +84,9 @@ def test_three_exports_send_the_merged_weight_each_time_and_leave_the_base():
     add_adapters(model, LoraConfig(rank=1, alpha=0.5, target_modules=("q_proj",)), seed=0)
     adapter = adapter_layers(model)["q_proj"]
     with torch.no_grad():
-        adapter.base_layer.weight.fill_(2.0)
-        adapter.lora_A["default"].weight.fill_(2.0)
-        adapter.lora_B["default"].weight.fill_(1.0)
+        adapter.base_layer.weight.fill_(2.0)  # pyright: ignore[reportCallIssue]
+        adapter.lora_A["default"].weight.fill_(2.0)  # pyright: ignore[reportCallIssue]
+        adapter.lora_B["default"].weight.fill_(1.0)  # pyright: ignore[reportCallIssue]
     for _ in range(3):
         assert {name: float(tensor) for name, tensor in merged_tensors(model)} == {"q_proj.weight": 3.0}
         assert float(adapter.base_layer.weight) == 2.0
