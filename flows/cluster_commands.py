@@ -68,8 +68,13 @@ def doctor_page(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("left over", "; ".join([*left, "remove with: callsheet clean"]) if left else "nothing"),
         ("TCP ports", ", ".join(map(str, facts["listening_ports"])) or "none open"),
         ("/dev/shm", f"{shared['free_bytes'] / 2**30:.1f} of {shared['total_bytes'] / 2**30:.1f} GiB free"),
+        ("CPU", f"{facts['cpu']['cores']} cores, {_arithmetic(facts['cpu'])}"),
         ("accelerators", ", ".join(facts["gpus"]) or "none"),
     ]
+
+
+def _arithmetic(cpu: Mapping[str, Any]) -> str:
+    return "bfloat16 in hardware" if cpu["multiplies_bfloat16"] else "no bfloat16 in hardware: keep to float32"
 
 
 def _engines(facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import ray
 from ray.util import placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
+from resources.cpu_features import multiplies_bfloat16
 from resources.process_facts import is_running, processes_with_environment, start_ticks
 from resources.ray_state import is_job_alive, named_actors
 from resources.registry import drop_run, list_cards, read_card
@@ -147,6 +148,7 @@ def doctor_facts() -> dict[str, Any]:
         },
         "listening_ports": _listening_ports(),
         "shared_memory": {"total_bytes": shared.total, "free_bytes": shared.free},
+        "cpu": {"cores": len(os.sched_getaffinity(0)), "multiplies_bfloat16": multiplies_bfloat16()},
         "gpus": sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")),
     }
 

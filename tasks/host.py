@@ -21,6 +21,7 @@ from prefect.task_engine import run_task_sync
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.collections import visit_collection
 
+from resources.cpu_features import multiplies_bfloat16
 from resources.frozen_heap import freeze_heap
 from resources.rows import Rows, ShardRef
 from resources.served_group import ServedGroup, replicas_of
@@ -329,6 +330,7 @@ class TaskHost:
         return {
             "pid": os.getpid(),
             "cores": len(os.sched_getaffinity(0)),
+            "multiplies_bfloat16": multiplies_bfloat16(),
             "node": ray.util.get_node_ip_address(),
             "incarnation": self._context.store.own.incarnation,
             "api_url": str(self._client.client.api_url),

@@ -27,6 +27,7 @@ from resources.snapshot_writer import SnapshotWriters
 from resources.telemetry.recorder import SpanFile
 from resources.worker_group import WorkerGroup
 from tasks.agenda import FIRST_VALIDATION, Agenda
+from tasks.arithmetic import tell_slow_arithmetic
 from tasks.hosts import HostSet, pools_of_roles
 from tasks.outcome import Outcome, Submitted, gather
 from tasks.rollout import data_position
@@ -284,7 +285,8 @@ def open_session(config: RunConfig, directory: RunDirectory) -> Iterator[Session
         )
         session = Session(config, directory, cluster, hosts)
         try:
-            hosts.start()
+            facts = hosts.start()
+            tell_slow_arithmetic(config, directory, facts)
             with bind_hosts(hosts):
                 _CURRENT.append(session)
                 yield session

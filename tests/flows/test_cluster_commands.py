@@ -10,6 +10,7 @@ FACTS: dict[str, Any] = {
     "leftovers": {"runs": [], "actors": [], "placement_groups": [], "processes": {}},
     "listening_ports": [22, 4200],
     "shared_memory": {"total_bytes": 2 * 2**30, "free_bytes": 2**30},
+    "cpu": {"cores": 2, "multiplies_bfloat16": True},
     "gpus": [],
 }
 
@@ -21,8 +22,14 @@ def test_a_clean_machine_is_told_a_line_each():
         ("left over", "nothing"),
         ("TCP ports", "22, 4200"),
         ("/dev/shm", "1.0 of 2.0 GiB free"),
+        ("CPU", "2 cores, bfloat16 in hardware"),
         ("accelerators", "none"),
     ]
+
+
+def test_a_cpu_without_bfloat16_is_told_with_what_to_do():
+    slow = doctor_page({**FACTS, "cpu": {"cores": 4, "multiplies_bfloat16": False}})
+    assert dict(slow)["CPU"] == "4 cores, no bfloat16 in hardware: keep to float32"
 
 
 def test_vllm_is_not_installed_only_under_neither_of_its_names():
