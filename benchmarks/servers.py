@@ -163,7 +163,8 @@ def measured(name: str, load: Load) -> list[Figure]:
             unit="ratio",
             target=TARGET_RATIO,
             better="higher",
-            note=f"{[round(one, 3) for one in ratios]}; tokens/s {[(round(s), round(b)) for s, b in pairs]}",
+            note=f"{load.model.dtype}; {[round(one, 3) for one in ratios]}; "
+            f"tokens/s {[(round(s), round(b)) for s, b in pairs]}",
         ),
         Figure(
             name=f"servers_lost_requests_in_update, {name}",
