@@ -5,7 +5,7 @@ from typing import Any
 
 from prefect.logging import get_logger
 
-from configs.layout import active_roles, duties
+from configs.layout import active_roles, duties, placed
 from configs.run import RunConfig
 from resources.run_directory import RunDirectory
 
@@ -27,12 +27,12 @@ def tell_slow_arithmetic(config: RunConfig, directory: RunDirectory, hosts: Mapp
 
 def slow_settings(config: RunConfig, without: set[str]) -> dict[str, list[str]]:
     """The settings that ask for bfloat16 on CPUs -> the pools among `without` that compute by them."""
-    roles = {duty: role for duty, role in duties(config).items() if role in active_roles(config)}
+    active = {duty for duty, role in duties(config).items() if role in active_roles(config)}
     found: dict[str, set[str]] = {}
     for path, duty, dtype in _arithmetics(config):
-        if duty not in roles:
+        if duty not in active:
             continue
-        pool = config.roles[roles[duty]].pool
+        pool = placed(config, duty).pool
         if dtype == "bfloat16" and pool in without and config.pools[pool].accelerator == "none":
             found.setdefault(path, set()).add(pool)
     return {path: sorted(pools) for path, pools in found.items()}

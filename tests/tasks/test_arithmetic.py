@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from prefect import flow
 
 from configs.run import RunConfig
+from resources.cpu_features import multiplies_bfloat16
 from resources.run_directory import RunDirectory, read_lines
 from tasks.arithmetic import slow_settings, tell_slow_arithmetic
+from tasks.run_folder import open_directory
+from tasks.session import open_session
 from tests.tasks.local_cast import small_config
 
 SPLIT = (
@@ -48,3 +52,20 @@ def test_the_run_keeps_an_event_of_it_and_logs_the_way_out(tmp_path: Path, caplo
     assert (event["kind"], event["setting"], event["pools"]) == ("slow-bfloat16", "model.dtype", ["engines"])
     assert "model.dtype is bfloat16, and the CPUs of pools engines have no instructions for it" in caplog.text
     assert "set model.dtype=float32" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_session", "ray_session")
+def test_a_run_is_told_of_the_cpus_that_its_pools_are_on(tmp_path: Path):
+    config = config_of(f"run_dir={tmp_path}", "name=told", "model.dtype=bfloat16")
+
+    @flow
+    def open_and_leave() -> None:
+        own, directory = open_directory(config, None)
+        with open_session(own, directory):
+            pass
+        directory.release()
+
+    open_and_leave()
+    told = [event for event in read_lines(tmp_path / "told" / "events.jsonl") if event["kind"] == "slow-bfloat16"]
+    assert [event["pools"] for event in told] == ([] if multiplies_bfloat16() else [["engines", "learn"]])
