@@ -74,7 +74,11 @@ def doctor_page(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _arithmetic(cpu: Mapping[str, Any]) -> str:
-    return "bfloat16 in hardware" if cpu["multiplies_bfloat16"] else "no bfloat16 in hardware: keep to float32"
+    return (
+        "bfloat16 in hardware"
+        if cpu["multiplies_bfloat16"]
+        else "no bfloat16 in hardware: pools of CPUs are faster in float32"
+    )
 
 
 def _engines(facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def test_a_clean_machine_is_told_a_line_each():
 
 def test_a_cpu_without_bfloat16_is_told_with_what_to_do():
     slow = doctor_page({**FACTS, "cpu": {"cores": 4, "multiplies_bfloat16": False}})
-    assert dict(slow)["CPU"] == "4 cores, no bfloat16 in hardware: keep to float32"
+    assert dict(slow)["CPU"] == "4 cores, no bfloat16 in hardware: pools of CPUs are faster in float32"
 
 
 def test_vllm_is_not_installed_only_under_neither_of_its_names():
